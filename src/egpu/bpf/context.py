@@ -1,0 +1,100 @@
+"""The probe context: the one table of its fields (design.md section 5).
+
+r1 of a probe points at a *virtual* context.  Reads are lowered to parameter loads, special registers
+and the launch block, never to memory, so a field costs nothing until it is read.  It begins like
+x86-64 ``struct pt_regs`` so that BPF_KPROBE and PT_REGS_PARM1-6 work; other pt_regs fields have no
+meaning on a GPU and reading them is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+CONTEXT_VERSION = 1
+PARAM_WINDOW = 4096  # bytes of kernel parameters reachable through param[]
+
+
+class Source(enum.Enum):
+    """Where a field comes from."""
+
+    PARAMETER = "kernel parameter by index"
+    SPECIAL = "PTX special register"
+    LAUNCH = "launch block field"
+    START = "value saved by the splicer at kernel entry (exit probes only)"
+    PARAM_BYTES = "kernel parameter bytes"
+    CONSTANT = "known when compiled"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A context field: byte ``offset``, ``size``, and how it is produced.
+
+    ``detail``: parameter index, PTX special register, launch-block field, start value or constant.
+    ``maximum``: inclusive upper bound of the unsigned value (P15), None if any value of its size.
+    """
+
+    name: str
+    offset: int
+    size: int
+    source: Source
+    detail: str
+    maximum: int | None = None
+    uniform: bool = False
+    exit_only: bool = False
+
+
+PT_REGS_SIZE = 168
+_S = Source
+
+# fmt: off
+FIELDS: tuple[Field, ...] = (
+    # struct pt_regs, System V x86-64 argument registers
+    Field("parm5",        72,  8, _S.PARAMETER, "4", uniform=True),   # r8
+    Field("parm6",        64,  8, _S.PARAMETER, "5", uniform=True),   # r9
+    Field("parm4",        88,  8, _S.PARAMETER, "3", uniform=True),   # rcx
+    Field("parm3",        96,  8, _S.PARAMETER, "2", uniform=True),   # rdx
+    Field("parm2",       104,  8, _S.PARAMETER, "1", uniform=True),   # rsi
+    Field("parm1",       112,  8, _S.PARAMETER, "0", uniform=True),   # rdi
+    # egpu fields, version 1
+    Field("version",     168,  4, _S.CONSTANT, str(CONTEXT_VERSION), CONTEXT_VERSION, uniform=True),
+    Field("flags",       172,  4, _S.LAUNCH, "flags", uniform=True),
+    Field("grid_x",      176,  4, _S.SPECIAL, "%nctaid.x", 0x7FFFFFFF, uniform=True),
+    Field("grid_y",      180,  4, _S.SPECIAL, "%nctaid.y", 0xFFFF, uniform=True),
+    Field("grid_z",      184,  4, _S.SPECIAL, "%nctaid.z", 0xFFFF, uniform=True),
+    Field("block_dim_x", 188,  4, _S.SPECIAL, "%ntid.x", 1024, uniform=True),
+    Field("block_dim_y", 192,  4, _S.SPECIAL, "%ntid.y", 1024, uniform=True),
+    Field("block_dim_z", 196,  4, _S.SPECIAL, "%ntid.z", 64, uniform=True),
+    Field("block_x",     200,  4, _S.SPECIAL, "%ctaid.x", 0x7FFFFFFE, uniform=True),
+    Field("block_y",     204,  4, _S.SPECIAL, "%ctaid.y", 0xFFFE, uniform=True),
+    Field("block_z",     208,  4, _S.SPECIAL, "%ctaid.z", 0xFFFE, uniform=True),
+    Field("thread_x",    212,  4, _S.SPECIAL, "%tid.x", 1023),
+    Field("thread_y",    216,  4, _S.SPECIAL, "%tid.y", 1023),
+    Field("thread_z",    220,  4, _S.SPECIAL, "%tid.z", 63),
+    Field("sm",          224,  4, _S.SPECIAL, "%smid", uniform=True),
+    Field("warp",        228,  4, _S.SPECIAL, "%warpid", uniform=True),
+    Field("lane",        232,  4, _S.SPECIAL, "%laneid", 31),
+    Field("active_mask", 236,  4, _S.SPECIAL, "activemask"),
+    Field("launch_id",   240,  8, _S.LAUNCH, "launch_id", uniform=True),
+    Field("kernel_id",   248,  4, _S.LAUNCH, "kernel_id", uniform=True),
+    Field("param_size",  252,  4, _S.CONSTANT, "param_size", PARAM_WINDOW, uniform=True),
+    Field("globaltimer", 256,  8, _S.SPECIAL, "%globaltimer"),
+    Field("clock",       264,  8, _S.SPECIAL, "%clock64"),
+    Field("start_time",  272,  8, _S.START, "globaltimer", exit_only=True),
+    Field("start_clock", 280,  8, _S.START, "clock", exit_only=True),
+    Field("param",       288, PARAM_WINDOW, _S.PARAM_BYTES, "", uniform=True),
+)
+# fmt: on
+
+CONTEXT_SIZE = 288 + PARAM_WINDOW
+
+
+def field_at(offset: int, size: int) -> Field | None:
+    """The field that holds bytes ``offset`` to ``offset + size``, None if there is none.
+
+    A narrower load inside a field is allowed; one that straddles two fields is not.
+    """
+    for row in FIELDS:
+        if row.offset <= offset and offset + size <= row.offset + row.size:
+            return row
+    return None

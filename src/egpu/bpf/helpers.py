@@ -1,0 +1,116 @@
+"""Helpers: the one table (design.md section 5).
+
+A row is everything egpu knows of a helper: the verifier takes prototype and effects from it, code
+generation the name of the device body, the interpreter its dispatch key, the header generator the
+C prototype.  Numbers 1-211 are Linux's (uapi/linux/bpf.h), 501-511 bpftime's, 600- ours.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Arg(enum.Enum):
+    """What an argument register must hold."""
+
+    SCALAR = "scalar"
+    MAP = "map"  # LD_IMM64 map reference
+    KEY = "key"  # readable memory of the map's key_size
+    VALUE = "value"  # readable memory of the map's value_size
+    READ = "read"  # readable memory, size in the next argument
+    SIZE = "size"  # byte count of the argument before, > 0
+    CONST_SIZE = "const_size"  # a constant byte count (record size), > 0
+    OUT_U64 = "out_u64"  # writable, 8 bytes, may be uninitialised
+    RECORD = "record"  # start of a reserved ring-buffer record; its reference is released
+    CONTEXT = "ctx"
+    ANYTHING = "anything"  # any initialised value, pointers refused under no-leak rules
+
+
+class Ret(enum.Enum):
+    """What r0 holds afterwards."""
+
+    SCALAR = "scalar"
+    MAP_VALUE_OR_NULL = "map_value_or_null"
+    RECORD_OR_NULL = "record_or_null"  # acquires a reference
+    VOID = "void"  # r0 is unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """One helper.
+
+    ``c_prototype`` is the C declaration's return type and parameter list with a ``%s`` for the name;
+    ``cost`` the weighted worst-case instructions of its device body; ``maximum`` an inclusive upper
+    bound of the unsigned result (None: any 64-bit value); ``map_types`` the names of MapType its MAP
+    argument may have; ``body`` the device body's name in egpu.codegen's library ("" = egpu knows the
+    helper but has no body yet: refused by name, with ``missing`` as the reason).
+    """
+
+    id: int
+    name: str
+    args: tuple[Arg, ...]
+    ret: Ret
+    c_prototype: str
+    body: str
+    cost: int
+    maximum: int | None = None
+    map_types: frozenset[str] = frozenset()
+    control: bool = False  # changes the workload: Policy.CONTROL only
+    memory: int = 0  # memory operations of the body
+    atomics: int = 0
+    uniform: bool = False  # the same for all lanes of a warp
+    missing: str = ""
+
+
+_ARRAYS = frozenset({"ARRAY", "PERCPU_ARRAY", "GPU_ARRAY"})
+_RING = frozenset({"RINGBUF"})
+_A = Arg
+_XYZ = (Arg.OUT_U64, Arg.OUT_U64, Arg.OUT_U64)
+_XYZ_C = "long (*%s)(__u64 *x, __u64 *y, __u64 *z)"
+
+# fmt: off
+_ROWS: tuple[Helper, ...] = (
+    Helper(1, "bpf_map_lookup_elem", (_A.MAP, _A.KEY), Ret.MAP_VALUE_OR_NULL,
+           "void *(*%s)(void *map, const void *key)", "map_lookup", 8, map_types=_ARRAYS, memory=1),
+    Helper(2, "bpf_map_update_elem", (_A.MAP, _A.KEY, _A.VALUE, _A.SCALAR), Ret.SCALAR,
+           "long (*%s)(void *map, const void *key, const void *value, __u64 flags)", "map_update", 24,
+           map_types=_ARRAYS, memory=4),
+    Helper(3, "bpf_map_delete_elem", (_A.MAP, _A.KEY), Ret.SCALAR,
+           "long (*%s)(void *map, const void *key)", "map_delete", 2, map_types=_ARRAYS),
+    Helper(5, "bpf_ktime_get_ns", (), Ret.SCALAR, "__u64 (*%s)(void)", "ktime_get_ns", 4),
+    Helper(7, "bpf_get_prandom_u32", (), Ret.SCALAR, "__u32 (*%s)(void)", "prandom_u32", 16,
+           maximum=0xFFFFFFFF),
+    Helper(8, "bpf_get_smp_processor_id", (), Ret.SCALAR, "__u32 (*%s)(void)", "sm_id", 2,
+           maximum=0xFFFFFFFF, uniform=True),
+    Helper(14, "bpf_get_current_pid_tgid", (), Ret.SCALAR, "__u64 (*%s)(void)", "pid_tgid", 4,
+           memory=1, uniform=True),
+    Helper(130, "bpf_ringbuf_output", (_A.MAP, _A.READ, _A.SIZE, _A.SCALAR), Ret.SCALAR,
+           "long (*%s)(void *ringbuf, void *data, __u64 size, __u64 flags)", "ringbuf_output", 96,
+           map_types=_RING, memory=8, atomics=2),
+    Helper(131, "bpf_ringbuf_reserve", (_A.MAP, _A.CONST_SIZE, _A.SCALAR), Ret.RECORD_OR_NULL,
+           "void *(*%s)(void *ringbuf, __u64 size, __u64 flags)", "ringbuf_reserve", 64,
+           map_types=_RING, memory=2, atomics=2),
+    Helper(132, "bpf_ringbuf_submit", (_A.RECORD, _A.SCALAR), Ret.VOID,
+           "void (*%s)(void *data, __u64 flags)", "ringbuf_submit", 8, memory=2),
+    Helper(133, "bpf_ringbuf_discard", (_A.RECORD, _A.SCALAR), Ret.VOID,
+           "void (*%s)(void *data, __u64 flags)", "ringbuf_discard", 8, memory=2),
+    Helper(134, "bpf_ringbuf_query", (_A.MAP, _A.SCALAR), Ret.SCALAR,
+           "__u64 (*%s)(void *ringbuf, __u64 flags)", "ringbuf_query", 8, map_types=_RING, memory=2),
+    Helper(502, "bpf_get_globaltimer", (), Ret.SCALAR, "__u64 (*%s)(void)", "globaltimer", 2),
+    Helper(503, "bpf_get_block_idx", _XYZ, Ret.SCALAR, _XYZ_C, "block_idx", 6, maximum=0, uniform=True),
+    Helper(504, "bpf_get_block_dim", _XYZ, Ret.SCALAR, _XYZ_C, "block_dim", 6, maximum=0, uniform=True),
+    Helper(505, "bpf_get_thread_idx", _XYZ, Ret.SCALAR, _XYZ_C, "thread_idx", 6, maximum=0),
+    Helper(506, "bpf_gpu_membar", (), Ret.SCALAR, "__u64 (*%s)(void)", "membar_sys", 32, maximum=0),
+    Helper(507, "bpf_cuda_exit", (), Ret.VOID, "__u64 (*%s)(void)", "", 1, control=True,
+           missing="ending the calling thread needs --allow-control, which no target has yet"),
+    Helper(508, "bpf_get_grid_dim", _XYZ, Ret.SCALAR, _XYZ_C, "grid_dim", 6, maximum=0, uniform=True),
+    Helper(509, "bpf_get_sm_id", (), Ret.SCALAR, "__u64 (*%s)(void)", "sm_id", 2,
+           maximum=0xFFFFFFFF, uniform=True),
+    Helper(510, "bpf_get_warp_id", (), Ret.SCALAR, "__u64 (*%s)(void)", "warp_id", 2,
+           maximum=0xFFFFFFFF, uniform=True),
+    Helper(511, "bpf_get_lane_id", (), Ret.SCALAR, "__u64 (*%s)(void)", "lane_id", 2, maximum=31),
+)
+# fmt: on
+
+HELPERS: dict[int, Helper] = {row.id: row for row in _ROWS}

@@ -1,0 +1,67 @@
+"""Map types: the one table (Linux uapi enum bpf_map_type; 1501-1527 are bpftime's numbers)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class MapType(enum.IntEnum):
+    """Map type numbers as they stand in object files."""
+
+    HASH = 1
+    ARRAY = 2
+    PERF_EVENT_ARRAY = 4
+    PERCPU_HASH = 5
+    PERCPU_ARRAY = 6
+    STACK_TRACE = 7
+    LRU_HASH = 9
+    LRU_PERCPU_HASH = 10
+    ARRAY_OF_MAPS = 12
+    HASH_OF_MAPS = 13
+    QUEUE = 22
+    STACK = 23
+    RINGBUF = 27
+    BLOOM_FILTER = 30
+    GPU_HASH = 1501
+    GPU_PER_THREAD_ARRAY = 1502
+    GPU_ARRAY = 1503
+    GPU_KERNEL_SHARED_ARRAY = 1504
+    GPU_PER_THREAD_HOST_ARRAY = 1512
+    GPU_HOST_ARRAY = 1513
+    GPU_RINGBUF = 1527
+
+
+class Storage(enum.Enum):
+    """How the memory of a map is laid out (design.md section 8)."""
+
+    ARRAY = "one copy in the device arena"
+    PER_SM_ARRAY = "a copy per SM slot in the device arena"
+    RING = "control in the device arena, records in the host arena"
+
+
+@dataclass(frozen=True, slots=True)
+class MapTraits:
+    """What holds for every map of a type.
+
+    ``storage`` is None where egpu has no such map yet: such an object is refused by name.
+    """
+
+    storage: Storage | None
+    has_values: bool = True  # bpf_map_lookup_elem gives a pointer to value_size bytes
+    per_sm: bool = False
+
+
+# fmt: off
+MAP_TRAITS: dict[MapType, MapTraits] = {
+    MapType.ARRAY:        MapTraits(Storage.ARRAY),
+    MapType.PERCPU_ARRAY: MapTraits(Storage.PER_SM_ARRAY, per_sm=True),
+    MapType.RINGBUF:      MapTraits(Storage.RING, has_values=False),
+    MapType.GPU_ARRAY:    MapTraits(Storage.ARRAY),
+}
+# fmt: on
+
+
+def traits(map_type: MapType) -> MapTraits:
+    """The traits of ``map_type``; types without a row have no storage."""
+    return MAP_TRAITS.get(map_type, MapTraits(None))

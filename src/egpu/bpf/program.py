@@ -1,0 +1,153 @@
+"""The values that come out of an object file: instructions, maps, programs.
+
+They are frozen, know nothing of devices, and are the input of the verifier.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from egpu.bpf.btf import Btf
+    from egpu.bpf.maptypes import MapType
+
+
+@dataclass(frozen=True, slots=True)
+class Insn:
+    """One 8-byte slot (RFC 9669 section 3).
+
+    LD_IMM64 takes two slots: the second is an ``Insn`` with opcode 0 whose ``imm`` holds the upper
+    half.  A pc is therefore an index of slots, as in Linux.  ``off`` and ``imm`` are signed.
+    """
+
+    opcode: int
+    dst: int = 0
+    src: int = 0
+    off: int = 0
+    imm: int = 0
+
+
+class PseudoSrc(enum.IntEnum):
+    """The source register field of LD_IMM64 (RFC 9669 section 5.4, table "64-bit immediate")."""
+
+    CONST = 0
+    MAP_FD = 1
+    MAP_FD_VALUE = 2
+    VARIABLE = 3
+    CODE = 4
+    MAP_INDEX = 5  # imm = index into Program.maps: what the object reader produces
+    MAP_INDEX_VALUE = 6  # imm = index, next imm = byte offset in the first value
+
+
+@dataclass(frozen=True, slots=True)
+class MapSpec:
+    """A map as the object declares it; sizes in bytes.
+
+    ``initial`` is the content of .rodata/.data (None: zero-filled); ``read_only`` means that
+    programs cannot write it.  ``key_type``/``value_type`` are BTF type ids in ``btf``, 0 if unknown.
+    """
+
+    name: str
+    type: MapType
+    key_size: int
+    value_size: int
+    max_entries: int
+    flags: int = 0
+    initial: bytes | None = None
+    read_only: bool = False
+    btf: Btf | None = field(default=None, repr=False, compare=False)
+    key_type: int = 0
+    value_type: int = 0
+
+
+class AttachKind(enum.Enum):
+    """What a program is attached to (design.md section 5)."""
+
+    ENTRY = "kprobe"
+    EXIT = "kretprobe"
+    INSTRUCTION = "insn"
+    HOST_ENTRY = "uprobe"
+    HOST_EXIT = "uretprobe"
+    LAUNCH = "launch"
+    LAUNCH_RETURN = "launchret"
+    KERNEL_SPACE = "kernel"  # belongs to the Linux kernel
+    EXECUTOR = "executor"  # not attached: `egpu exec`, conformance
+
+
+class Level(enum.Enum):
+    """Who runs a probe at a site: every thread, one lane a warp, one thread a block."""
+
+    THREAD = "thread"
+    WARP = "warp"
+    BLOCK = "block"
+
+
+@dataclass(frozen=True, slots=True)
+class AttachPoint:
+    """One parsed element of a SEC() name.
+
+    ``pattern`` is a glob over mangled or demangled kernel names; ``detail`` is the instruction
+    class of INSTRUCTION, "lib:symbol" of the host kinds.
+    """
+
+    kind: AttachKind
+    pattern: str
+    level: Level = Level.THREAD
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A sub-program inside ``Program.code``: slots ``start`` to ``start + length``."""
+
+    name: str
+    start: int
+    length: int
+    is_global: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """A line of BTF.ext line information: it holds from ``pc`` to the next entry's pc."""
+
+    pc: int
+    file: str
+    line: int
+    column: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An eBPF program, complete: its main function at slot 0, then every sub-program it reaches.
+
+    Map references in ``code`` are LD_IMM64 with MAP_INDEX or MAP_INDEX_VALUE into ``maps``; local
+    calls (src 1) hold pc-relative slot distances.
+    """
+
+    name: str
+    section: str
+    code: tuple[Insn, ...]
+    functions: tuple[Function, ...]
+    maps: tuple[MapSpec, ...] = ()
+    attach: tuple[AttachPoint, ...] = ()
+    lines: tuple[SourceLine, ...] = ()
+    license: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """An object file read: every program and map it defines."""
+
+    name: str
+    programs: tuple[Program, ...]
+    maps: tuple[MapSpec, ...]
+    license: str = ""
+    btf: Btf | None = field(default=None, repr=False, compare=False)
+
+    def by_name(self) -> Mapping[str, Program]:
+        """The programs by their function name."""
+        return {program.name: program for program in self.programs}

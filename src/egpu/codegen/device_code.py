@@ -1,0 +1,74 @@
+"""What code generation gives: a probe for one target, with symbolic relocations.
+
+One compile serves every kernel: whatever depends on the kernel or on the map layout is a symbol that
+the splicer resolves.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from egpu.bpf.program import AttachKind, Level, MapSpec
+
+
+class Target(enum.Enum):
+    """Code-generation targets of this version."""
+
+    PTX = "ptx"
+    HOST = "host"
+
+
+class RelocKind(enum.Enum):
+    """What a symbol of a probe's PTX text stands for.
+
+    The symbols are ordinary PTX identifiers; ``index`` is the number at their end.  Each stands as
+    the source operand of ``mov.b64 %r, SYMBOL;`` (written by inline assembly), to be replaced.
+    """
+
+    PARAMETER = "__egpu_param_"  # kernel parameter i, declared size, zero-extended to 64 bits
+    PARAM_BYTES = "__egpu_bytes_"  # 8 bytes at byte offset i of the parameter block, zero past it
+    PARAM_SIZE = "__egpu_param_size"  # bytes of the kernel's own parameter block
+    LAUNCH = "__egpu_launch_"  # 8 bytes at byte offset i of the launch block
+    START_TIME = "__egpu_start_time"  # %globaltimer saved at entry
+    START_CLOCK = "__egpu_start_clock"  # %clock64 saved at entry
+    MAP = "__egpu_map_"  # byte offset of map i in the device arena
+    MAP_STRIDE = "__egpu_stride_"  # bytes between the SM copies of map i (per-SM maps)
+    RING_DATA = "__egpu_ring_data_"  # byte offset of map i's record memory in the host arena
+    RING_SIZE = "__egpu_ring_size_"  # bytes of ONE SM's ring of map i (a power of two)
+    SM_SLOTS = "__egpu_sm_slots"  # number of SM slots in this layout
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """One symbol used by the probe."""
+
+    kind: RelocKind
+    index: int = 0
+
+    @property
+    def symbol(self) -> str:
+        indexed = self.kind.value.endswith("_")
+        return f"{self.kind.value}{self.index}" if indexed else self.kind.value
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCode:
+    """A compiled probe.
+
+    ``text`` for PTX: the BODY of a function, declarations and instructions without the braces; it
+    ends by falling through its last line, leaves by nothing else (no ``ret``/``exit``), uses only
+    registers and labels that it declares, and never needs a larger ``.target`` than ``sm_70`` or a
+    larger ``.version`` than ``isa``.
+    ``digest`` identifies program, target and egpu version: caches are keyed by it.
+    """
+
+    target: Target
+    program: str
+    kind: AttachKind
+    level: Level
+    text: str
+    relocations: tuple[Relocation, ...]
+    maps: tuple[MapSpec, ...]
+    isa: tuple[int, int]
+    digest: str

@@ -1,0 +1,161 @@
+"""What the verifier gives: a program that may run, and what is known of it.
+
+Only :func:`egpu.verifier.verify` can make a :class:`VerifiedProgram`; ``egpu.codegen`` takes nothing
+else.  That is the gate: nothing unverified reaches a device.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from egpu.bpf.program import Program
+
+
+class Policy(enum.Enum):
+    """What a program may do.
+
+    PROBE      attached to kernels: every rule holds.
+    CONTROL    PROBE, and helpers that change the workload (thread exit) are allowed.
+    EXECUTOR   run by `egpu exec`, conformance and tests: r1 points at a memory block of a size given
+               to verify(), r2 holds that size, wide shifts are masked instead of refused, unaligned
+               plain accesses pass (code generation splits them).  Can never be attached.
+    """
+
+    PROBE = "probe"
+    CONTROL = "control"
+    EXECUTOR = "executor"
+
+
+class Region(enum.Enum):
+    """What memory a register points into."""
+
+    SCALAR = "scalar"  # not a pointer (value arguments of helpers)
+    NULL = "null"
+    CONTEXT = "ctx"
+    STACK = "stack"
+    MAP_POINTER = "map_ptr"  # the map itself, as helpers take it
+    MAP_VALUE = "map_value"
+    RECORD = "record"  # memory reserved in a ring buffer
+    MEMORY = "mem"  # the memory block of EXECUTOR
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What one register is at one instruction, joined over every way that reaches it.
+
+    ``regions``  all regions seen (a helper argument may be {MAP_VALUE, NULL}; a plain access has
+                 exactly one region, except STACK with MAP_VALUE, RECORD or MEMORY, which code
+                 generation reaches by generic address).
+    ``map``      index into Program.maps if it is one and the same map on every way, else None.
+    ``offset``   byte offset from the region's start if it is one constant, else None.  STACK counts
+                 from the top of ITS frame (so -8 is the first slot below r10).
+    ``frame``    for STACK: 0 is the frame of the running function, 1 its caller's, and so on;
+                 None if it differs between ways.
+    ``align``    proven alignment of the final address in bytes (1, 2, 4, 8), instruction offset
+                 included for plain accesses.
+    ``value``    for SCALAR: the constant if known on every way, else None.
+    """
+
+    regions: frozenset[Region]
+    map: int | None = None
+    offset: int | None = None
+    frame: int | None = None
+    align: int = 1
+    value: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Worst case per thread: counts of instructions, memory operations, atomics, helper calls,
+    ring-buffer bytes; ``helpers`` is the weighted cost of helper bodies in instructions."""
+
+    instructions: int
+    memory: int = 0
+    atomics: int = 0
+    helper_calls: int = 0
+    helpers: int = 0
+    ring_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What code generation may rely on.
+
+    ``operands[(pc, register)]``: the base register of every load, store and atomic, and r1-r5 (as
+    many as its prototype has) of every helper call.  An instruction that no path reaches has none:
+    it may be lowered as unreachable.
+    ``context_fields``: names of the context fields read (``egpu.bpf.context``).
+    ``parameters``: indices of the kernel parameters read through PT_REGS_PARMn (0-based).
+    ``helpers``: ids of the helpers called.  ``maps``: indices of the maps used.
+    ``stack_depth``: bytes of stack of the deepest call chain.
+    """
+
+    operands: Mapping[tuple[int, int], Operand]
+    context_fields: frozenset[str]
+    parameters: frozenset[int]
+    helpers: frozenset[int]
+    maps: frozenset[int]
+    stack_depth: int
+
+
+_SEAL = object()
+
+
+class VerifiedProgram:
+    """A program that passed the verifier, with its facts and cost.
+
+    Cannot be constructed, copied with changes or subclassed outside the verifier: the constructor
+    wants a seal that only :func:`_issue` has.
+    """
+
+    __slots__ = ("_cost", "_facts", "_memory_size", "_policy", "_program")
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("VerifiedProgram cannot be subclassed")
+
+    def __init__(
+        self,
+        seal: object,
+        program: Program,
+        policy: Policy,
+        facts: Facts,
+        cost: Cost,
+        memory_size: int,
+    ) -> None:
+        if seal is not _SEAL:
+            raise TypeError("only egpu.verifier.verify() makes a VerifiedProgram")
+        self._program = program
+        self._policy = policy
+        self._facts = facts
+        self._cost = cost
+        self._memory_size = memory_size
+
+    @property
+    def program(self) -> Program:
+        return self._program
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @property
+    def facts(self) -> Facts:
+        return self._facts
+
+    @property
+    def cost(self) -> Cost:
+        return self._cost
+
+    @property
+    def memory_size(self) -> int:
+        """Bytes behind r1 under EXECUTOR, 0 otherwise."""
+        return self._memory_size
+
+
+def _issue(
+    program: Program, policy: Policy, facts: Facts, cost: Cost, memory_size: int
+) -> VerifiedProgram:
+    """Seal a verdict. Called by the verifier's last stage and nowhere else (a test greps)."""
+    return VerifiedProgram(_SEAL, program, policy, facts, cost, memory_size)
