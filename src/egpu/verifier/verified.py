@@ -79,6 +79,46 @@ class Cost:
     ring_bytes: int = 0
 
 
+class RmwOp(enum.Enum):
+    """What a recognised read-modify-write does to memory; SUB is ADD of a negated operand."""
+
+    ADD = "add"
+    AND = "and"
+    OR = "or"
+    XOR = "xor"
+
+
+@dataclass(frozen=True, slots=True)
+class RmwTerm:
+    """One operand of a read-modify-write, evaluated just before the instruction at ``pc``.
+
+    It is the value of ``register``, or the sign-extended ``imm`` where ``register`` is None;
+    ``negate`` takes its negative (SUB).
+    """
+
+    pc: int
+    register: int | None
+    imm: int = 0
+    negate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rmw:
+    """``*p op= n`` on a per-SM map, written as load, operations and store in one basic block.
+
+    Code generation emits nothing for ``load_pc`` and ``skip_pcs`` (moves and operations that only
+    carry the loaded value: every register they leave is dead after the store) and one atomic ``op``
+    of ``size`` bytes (4 or 8) without a result at the store, whose operand is all ``terms``
+    combined by ``op``, truncated to ``size``.  Nothing between load and store touches memory.
+    """
+
+    load_pc: int
+    skip_pcs: tuple[int, ...]
+    op: RmwOp
+    size: int
+    terms: tuple[RmwTerm, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What code generation may rely on.
@@ -90,6 +130,7 @@ class Facts:
     ``parameters``: indices of the kernel parameters read through PT_REGS_PARMn (0-based).
     ``helpers``: ids of the helpers called.  ``maps``: indices of the maps used.
     ``stack_depth``: bytes of stack of the deepest call chain.
+    ``rmw``: read-modify-writes on per-SM maps by the pc of their store.
     """
 
     operands: Mapping[tuple[int, int], Operand]
@@ -98,6 +139,7 @@ class Facts:
     helpers: frozenset[int]
     maps: frozenset[int]
     stack_depth: int
+    rmw: Mapping[int, Rmw]
 
 
 _SEAL = object()
