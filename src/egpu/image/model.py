@@ -25,9 +25,9 @@ class MemberKind(enum.Enum):
 class Member:
     """One PTX text or cubin of an image.
 
-    ``arch`` 90 for sm_90 or compute_90; ``suffix`` "a", "f" or "".  ``data`` as stored (compressed if
-    ``compression`` is not "none"); ``egpu.image.unpack`` gives the bytes.  ``size`` is the unpacked
-    size in bytes, 0 if the image does not say.
+    ``arch`` 90 for sm_90 or compute_90; ``suffix`` "a", "f" or "".  ``data`` as stored (compressed
+    if ``compression`` is not "none"); ``egpu.image.unpack`` gives the bytes.  ``size`` is the
+    unpacked size in bytes, 0 if the image does not say.
     """
 
     kind: MemberKind

@@ -20,7 +20,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """``%r1``, ``%tid.x``, ``%SP``, or a name declared by ``.reg``; ``negated`` for ``!%p1``."""
+    """``%r1``, ``%tid.x``, ``%SP``, ``_``, or a name declared by ``.reg``; ``negated`` for ``!%p1``.
+
+    A component or selector (``.x``, ``.h1``) stays part of the name.
+    """
 
     name: str
     negated: bool = False
@@ -28,7 +31,11 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    """A literal; ``bits`` is its value (for 0f/0d forms the IEEE bits), ``text`` as written."""
+    """A literal; ``text`` as written, sign included.
+
+    ``bits`` is its value: integers as 64-bit two's complement, ``0f`` forms as 32 IEEE bits, ``0d``
+    and decimal floating-point forms as 64.
+    """
 
     text: str
     bits: int
@@ -116,7 +123,8 @@ class Variable:
     ``space`` without dot ("reg", "global", "const", "shared", "local", "param", "tex"); ``type``
     without dot; ``count`` of ``%r<5>``, else None; ``dims`` of arrays (an empty ``[]`` gives 0);
     ``linkage`` among "", "extern", "visible", "weak", "common"; ``initializer`` as written.
-    ``size`` in bytes, 0 when incomplete; ``vector`` 1, 2 or 4.
+    ``size`` in bytes, 0 when incomplete; ``vector`` 1, 2, 4 or 8.  ``span`` is that of the whole
+    statement, which the declarators of ``.reg .b32 a, b;`` share.
     """
 
     span: Span
@@ -159,9 +167,9 @@ class Parameter:
 class Function:
     """``.entry`` or ``.func``.  ``body`` is None for a declaration.
 
-    ``parameters_span`` covers the parenthesised list, parentheses included, or the empty place where
-    one would stand if the function has none (start == end).  ``directives`` are those between the
-    list and the body (".maxntid 256", ".reqntid", ".noreturn", …).
+    ``parameters_span`` covers the parenthesised list, parentheses included, or the empty place
+    where one would stand if the function has none (start == end).  ``directives`` are those around
+    the list (".maxntid 256", ".reqntid", ".noreturn", …).
     """
 
     span: Span
