@@ -17,6 +17,7 @@ from egpu.bpf.mnemonics import ATOMIC_NAMES, ATOMICS, JUMPS, ROWS, Shape, name_o
 from egpu.bpf.program import Insn, PseudoSrc
 from egpu.errors import InputError
 
+_RAW = ".insn"  # any slot by its fields
 _LABEL = re.compile(r"([A-Za-z_.][\w.]*)\s*:")
 _REGISTER = re.compile(r"%r(\d+)$")
 _MEMORY = re.compile(r"\[\s*%r(\d+)\s*(?:([+-])\s*(\w+)\s*)?\]$")
@@ -28,7 +29,6 @@ _W = int(isa.Class.STX | isa.Mode.ATOMIC | isa.Size.W)
 _SOURCES: dict[str, tuple[PseudoSrc, bool]] = {
     "map_fd": (PseudoSrc.MAP_FD, False),
     "map_fd_value": (PseudoSrc.MAP_FD_VALUE, True),
-    "variable": (PseudoSrc.VARIABLE, False),
     "code": (PseudoSrc.CODE, False),
     "map_index": (PseudoSrc.MAP_INDEX, False),
     "map_index_value": (PseudoSrc.MAP_INDEX_VALUE, True),
@@ -48,9 +48,9 @@ class _Line:
 def assemble(text: str) -> tuple[Insn, ...]:
     """The slots of ``text``, one instruction a line, ``#`` and ``;`` starting comments.
 
-    Jump targets are ``+n``, ``-n`` (slots past the next one) or labels; a label that no line defines
-    and is called ``exit`` means the first exit instruction.  Immediates in hex are unsigned, in
-    decimal signed.  Raises InputError with the line.
+    Jump targets are ``+n``, ``-n`` (slots past the next one) or labels; ``exit``, if no line has
+    that label, means the first exit instruction.  Hexadecimal immediates are unsigned, decimal
+    ones signed.  Raises InputError with the line.
     """
     lines, labels = _layout(text)
     code: list[Insn] = []
@@ -114,18 +114,12 @@ class _Assembler:
                 return self._wide(*operands)
             case "lock":
                 return [_atomic(rest)]
-            case ".insn":
+            case word if word == _RAW:
                 _count(operands, 5)
                 opcode, dst, src, off, imm = operands
-                return [
-                    Insn(
-                        _number(opcode, 8),
-                        _number(dst, 8),
-                        _number(src, 8),
-                        _number(off, 16),
-                        _number(imm, 32),
-                    )  # fmt: skip
-                ]
+                registers = _number(dst, 8), _number(src, 8)
+                fields = _number(off, 16), _number(imm, 32)
+                return [Insn(_number(opcode, 8), *registers, *fields)]
         if word not in ROWS:
             raise InputError(f"unknown instruction {word!r}")
         return [self._row(word, operands)]
@@ -254,8 +248,13 @@ def _signed32(value: int) -> int:
 
 
 def disassemble(code: Sequence[Insn]) -> list[str]:
-    """One line per instruction (LD_IMM64 gives one for its two slots); ``assemble`` reads it back."""
-    return [format_insn(insn, following) for _, insn, following in isa.instructions(code)]
+    """One line per instruction, LD_IMM64 being one; ``assemble`` reads them back."""
+    lines: list[str] = []
+    for _, insn, following in isa.instructions(code):
+        lines.append(format_insn(insn, following))
+        if lines[-1].startswith(_RAW) and isa.is_wide(insn) and following is not None:
+            lines.append(_raw(following))
+    return lines
 
 
 def format_insn(insn: Insn, following: Insn | None = None) -> str:
@@ -263,16 +262,12 @@ def format_insn(insn: Insn, following: Insn | None = None) -> str:
 
     A malformed instruction is given as ``.insn`` with its fields.
     """
-    form = isa.form_of(insn)
-    if insn.opcode == isa.CALLX and isa.check_fields(Insn(isa.EXIT), None) is None:
-        callx = Insn(isa.CALLX, insn.dst)
-        return (
-            f"call %r{insn.dst}" if insn == callx and insn.dst <= isa.FRAME_POINTER else _raw(insn)
-        )
-    kfunc = insn.opcode == isa.CALL and insn == Insn(isa.CALL, 0, isa.CallSrc.KFUNC, 0, insn.imm)
-    if kfunc:
+    if insn.opcode == isa.CALLX and insn == Insn(isa.CALLX, insn.dst):
+        return f"call %r{insn.dst}" if insn.dst <= isa.FRAME_POINTER else _raw(insn)
+    if insn == Insn(isa.CALL, src=isa.CallSrc.KFUNC, imm=insn.imm):
         return f"call runtime {insn.imm}"
-    if form is None or (isa.check_fields(insn, following) is not None and not _is_variable(insn)):
+    form = isa.form_of(insn)
+    if form is None or isa.check_fields(insn, following) is not None:
         return _raw(insn)
     match form.kind:
         case isa.Kind.EXIT:
@@ -329,9 +324,5 @@ def _address(base: int, offset: int) -> str:
     return f"[%r{base}{offset:+d}]" if offset else f"[%r{base}]"
 
 
-def _is_variable(insn: Insn) -> bool:
-    return insn.opcode == isa.LD_IMM64 and insn.src == PseudoSrc.VARIABLE
-
-
 def _raw(insn: Insn) -> str:
-    return f".insn 0x{insn.opcode:02x}, {insn.dst}, {insn.src}, {insn.off}, {insn.imm}"
+    return f"{_RAW} 0x{insn.opcode:02x}, {insn.dst}, {insn.src}, {insn.off}, {insn.imm}"

@@ -18,8 +18,8 @@ _SECTIONS = ("asm", "result", "mem", "raw", "no register offset", " c", "error")
 class Case:
     """One test of the suite.
 
-    ``asm`` is the assembler text ("" if only raw data is given), ``memory`` the block that r1 points
-    at, ``expected`` the unsigned 64-bit r0 (None: the program must be rejected), ``raw_bytes`` the
+    ``asm`` is the assembler text ("" if only raw data is given), ``memory`` the block behind r1,
+    ``expected`` the unsigned 64-bit r0 (None: the program must be rejected), ``raw_bytes`` the
     program's bytes under ``raw`` (None without one; they win over ``asm``).
     """
 

@@ -11,6 +11,7 @@ from egpu.errors import InputError
 
 SLOT = 8  # bytes
 MAX_SLOTS = 1_000_000  # Linux's limit of a privileged program
+_FUNCTION_REFERENCES = ((isa.CALL, isa.CallSrc.LOCAL), (isa.LD_IMM64, PseudoSrc.CODE))
 _FORMAT = struct.Struct("<BBhi")  # opcode, src << 4 | dst, offset, immediate
 
 
@@ -55,14 +56,10 @@ def function_starts(code: Sequence[Insn]) -> dict[int, int]:
     """
     starts: dict[int, int] = {}
     for pc, insn, _ in isa.instructions(code):
-        if insn.opcode == isa.CALL and insn.src == isa.CallSrc.LOCAL:
+        if (insn.opcode, insn.src) in _FUNCTION_REFERENCES:
             target = pc + 1 + insn.imm
-        elif insn.opcode == isa.LD_IMM64 and insn.src == PseudoSrc.CODE:
-            target = pc + 1 + insn.imm
-        else:
-            continue
-        if 0 <= target < len(code):
-            starts.setdefault(target, pc)
+            if 0 <= target < len(code):
+                starts.setdefault(target, pc)
     return starts
 
 

@@ -1,6 +1,6 @@
 """The instruction set as tables (RFC 9669), and the structural check that reads them.
 
-``FORMS`` has a row for every opcode that egpu knows; a row says what the instruction is and what each
+``FORMS`` has a row for every opcode that egpu knows; it says what the instruction is and what each
 of its four fields may hold.  Whatever has no row is invalid, and ``refused`` names what exists
 somewhere but not here (callx, legacy packet access, may_goto, arena casts, …), so that nothing is
 ever taken for something else.
@@ -119,6 +119,7 @@ LD_IMM64 = Class.LD | Mode.IMM | Size.DW
 CALL = Class.JMP | JmpOp.CALL
 EXIT = Class.JMP | JmpOp.EXIT
 CALLX = CALL | SOURCE_REGISTER
+FETCH = 1  # bit of an atomic's immediate: the old value is loaded (into src; CMPXCHG: r0)
 SIGNED = 1  # the offset field of SDIV and SMOD
 ADDR_SPACE_CAST = 1  # the offset field of a MOV that is Linux's arena cast
 
@@ -159,9 +160,9 @@ Rule = Use | frozenset[int]
 class Form:
     """One opcode.
 
-    ``op`` is the AluOp or JmpOp, None for memory instructions; ``width`` the operation's or access's
-    bits; ``register`` whether the second operand is a register.  ``dst``, ``src``, ``off`` and
-    ``imm`` say what each field may hold.
+    ``op`` is the AluOp or JmpOp, None for memory instructions; ``width`` the bits of the operation
+    or access (of the distance for JUMP_ALWAYS); ``register`` whether the second operand is a
+    register.  ``dst``, ``src``, ``off`` and ``imm`` say what each field may hold.
     """
 
     opcode: int
@@ -294,7 +295,7 @@ def refused(insn: Insn) -> str | None:
 def check_fields(insn: Insn, following: Insn | None) -> str | None:
     """Why ``insn`` is malformed, None if it is well formed.
 
-    ``following`` is the next slot (None at the end), looked at only for LD_IMM64.  Checks the opcode,
+    ``following`` is the next slot (None at the end), looked at for LD_IMM64.  Checks the opcode,
     every reserved field, register numbers, writes to the frame pointer and both slots of LD_IMM64;
     jump targets are a matter of the whole program.
     """
@@ -315,6 +316,8 @@ def check_fields(insn: Insn, following: Insn | None) -> str | None:
         reason = _check_field(name, value, rule)
         if reason is not None:
             return reason
+    if form.kind is Kind.ATOMIC and insn.imm & FETCH and insn.imm != AtomicOp.CMPXCHG:
+        return _check_field("source register", insn.src, Use.WRITE)
     return _check_wide(insn, following) if insn.opcode == LD_IMM64 else None
 
 
@@ -357,7 +360,7 @@ def instructions(code: Sequence[Insn]) -> Iterator[tuple[int, Insn, Insn | None]
 
 
 def jump_target(pc: int, insn: Insn) -> int | None:
-    """The slot a JUMP, JUMP_ALWAYS or local CALL at ``pc`` may go to, None for other instructions."""
+    """The slot a jump or local call at ``pc`` may go to, None for other instructions."""
     form = FORMS.get(insn.opcode)
     if form is None:
         return None

@@ -1,0 +1,219 @@
+"""Bodies of the helpers for the reference interpreter, and its maps.
+
+The clock is the number of instructions executed and the random sequence is fixed, so that a run
+depends on nothing but its arguments.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from egpu.bpf.arith import MASK64
+from egpu.bpf.helpers import HELPERS
+from egpu.bpf.maptypes import Storage, traits
+from egpu.bpf.program import MapSpec
+from egpu.errors import DeviceFault, UnsupportedError
+
+if TYPE_CHECKING:
+    from egpu.bpf.interp import Machine
+
+BPF_NOEXIST = 1
+BPF_EXIST = 2
+_RECORD_HEADER = 8  # bytes of Linux's ring-buffer record header
+_KEY = 4  # bytes of an array key
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where on the device the one thread of the interpreter is; the defaults are a 1x1 launch."""
+
+    block: Triple = (0, 0, 0)
+    block_dim: Triple = (1, 1, 1)
+    thread: Triple = (0, 0, 0)
+    grid_dim: Triple = (1, 1, 1)
+    sm: int = 0
+    warp: int = 0
+    lane: int = 0
+    pid_tgid: int = 1 << 32 | 1
+    seed: int = 1
+
+
+@dataclass(slots=True, eq=False)
+class MapState:
+    """The content of a map.
+
+    ``values`` holds arrays, each value padded to 8 bytes; ``records`` what was submitted to a ring
+    buffer; ``used`` the bytes that its records take (nobody reads them during a run); ``dropped``
+    how many did not fit.  A per-SM map has the one copy of the SM that runs the program.
+    Raises UnsupportedError for map types without storage.
+    """
+
+    spec: MapSpec
+    values: bytearray = field(init=False)
+    records: list[bytes] = field(default_factory=list)
+    used: int = 0
+    dropped: int = 0
+
+    def __post_init__(self) -> None:
+        if traits(self.spec.type).storage is None:
+            raise UnsupportedError(f"map type {self.spec.type.name} of map {self.spec.name!r}")
+        entries = self.spec.max_entries if self.has_values(self.spec) else 0
+        self.values = bytearray(entries * self.stride)
+        if self.spec.initial is not None:
+            self.values[: len(self.spec.initial)] = self.spec.initial
+
+    @staticmethod
+    def has_values(spec: MapSpec) -> bool:
+        """Whether programs can point into the map's values."""
+        return traits(spec.type).storage in (Storage.ARRAY, Storage.PER_SM_ARRAY)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one value to the next."""
+        return -(-self.spec.value_size // 8) * 8
+
+    def value(self, entry: int) -> memoryview:
+        """The bytes of value ``entry``, shared."""
+        start = entry * self.stride
+        return memoryview(self.values)[start : start + self.spec.value_size]
+
+    def reserve(self, size: int) -> bool:
+        """Take the room of a record, False if there is none."""
+        needed = _RECORD_HEADER + -(-size // 8) * 8
+        if size == 0 or self.used + needed > self.spec.max_entries:
+            self.dropped += 1
+            return False
+        self.used += needed
+        return True
+
+
+def _array(machine: Machine, handle: int) -> tuple[int, MapState]:
+    index = machine.map_index(handle)
+    state = machine.maps[index]
+    if not MapState.has_values(state.spec):
+        raise DeviceFault(f"map {state.spec.name} is not an array")
+    return index, state
+
+
+def _ring(machine: Machine, handle: int) -> MapState:
+    state = machine.maps[machine.map_index(handle)]
+    if traits(state.spec.type).storage is not Storage.RING:
+        raise DeviceFault(f"map {state.spec.name} is not a ring buffer")
+    return state
+
+
+def _lookup(machine: Machine, args: Sequence[int]) -> int:
+    index, state = _array(machine, args[0])
+    key = machine.space.load(args[1], _KEY)
+    return machine.value_address(index, key) if key < state.spec.max_entries else 0
+
+
+def _update(machine: Machine, args: Sequence[int]) -> int:
+    _, state = _array(machine, args[0])
+    key = machine.space.load(args[1], _KEY)
+    value = bytes(machine.space.view(args[2], state.spec.value_size))
+    if args[3] > BPF_EXIST:
+        return -errno.EINVAL
+    if key >= state.spec.max_entries:
+        return -errno.E2BIG
+    if args[3] == BPF_NOEXIST:
+        return -errno.EEXIST
+    state.value(key)[:] = value
+    return 0
+
+
+def _delete(machine: Machine, args: Sequence[int]) -> int:
+    _array(machine, args[0])
+    machine.space.load(args[1], _KEY)
+    return -errno.EINVAL  # elements of arrays cannot be deleted
+
+
+def _clock(machine: Machine, args: Sequence[int]) -> int:
+    return machine.steps
+
+
+def _random(machine: Machine, args: Sequence[int]) -> int:
+    # splitmix64's finaliser over seed and step: well mixed and without state of its own.
+    value = (machine.place.seed << 32) + machine.steps * 0x9E3779B97F4A7C15 & MASK64
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK64
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK64
+    return (value ^ value >> 31) & 0xFFFFFFFF
+
+
+def _output(machine: Machine, args: Sequence[int]) -> int:
+    state = _ring(machine, args[0])
+    data = bytes(machine.space.view(args[1], args[2]))
+    if not state.reserve(len(data)):
+        return -errno.EAGAIN
+    state.records.append(data)
+    return 0
+
+
+def _reserve(machine: Machine, args: Sequence[int]) -> int:
+    state = _ring(machine, args[0])
+    return machine.add_record(state, args[1]) if state.reserve(args[1]) else 0
+
+
+def _submit(machine: Machine, args: Sequence[int]) -> int:
+    state, data = machine.take_record(args[0])
+    state.records.append(data)
+    return 0
+
+
+def _discard(machine: Machine, args: Sequence[int]) -> int:
+    machine.take_record(args[0])
+    return 0
+
+
+def _query(machine: Machine, args: Sequence[int]) -> int:
+    state = _ring(machine, args[0])
+    # BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, BPF_RB_CONS_POS, BPF_RB_PROD_POS
+    answers = (state.used, state.spec.max_entries, 0, state.used)
+    return answers[args[1]] if args[1] < len(answers) else 0
+
+
+def _triple(choose: Callable[[Place], Triple]) -> Callable[[Machine, Sequence[int]], int]:
+    def body(machine: Machine, args: Sequence[int]) -> int:
+        for address, value in zip(args, choose(machine.place), strict=False):
+            machine.space.store(address, 8, value)
+        return 0
+
+    return body
+
+
+def _place(choose: Callable[[Place], int]) -> Callable[[Machine, Sequence[int]], int]:
+    return lambda machine, args: choose(machine.place)
+
+
+_BY_NAME: dict[str, Callable[[Machine, Sequence[int]], int]] = {
+    "bpf_map_lookup_elem": _lookup,
+    "bpf_map_update_elem": _update,
+    "bpf_map_delete_elem": _delete,
+    "bpf_ktime_get_ns": _clock,
+    "bpf_get_prandom_u32": _random,
+    "bpf_get_smp_processor_id": _place(lambda place: place.sm),
+    "bpf_get_current_pid_tgid": _place(lambda place: place.pid_tgid),
+    "bpf_ringbuf_output": _output,
+    "bpf_ringbuf_reserve": _reserve,
+    "bpf_ringbuf_submit": _submit,
+    "bpf_ringbuf_discard": _discard,
+    "bpf_ringbuf_query": _query,
+    "bpf_get_globaltimer": _clock,
+    "bpf_get_block_idx": _triple(lambda place: place.block),
+    "bpf_get_block_dim": _triple(lambda place: place.block_dim),
+    "bpf_get_thread_idx": _triple(lambda place: place.thread),
+    "bpf_gpu_membar": lambda machine, args: 0,  # one thread sees its own stores
+    "bpf_get_grid_dim": _triple(lambda place: place.grid_dim),
+    "bpf_get_sm_id": _place(lambda place: place.sm),
+    "bpf_get_warp_id": _place(lambda place: place.warp),
+    "bpf_get_lane_id": _place(lambda place: place.lane),
+}
+
+BODIES: Mapping[int, Callable[[Machine, Sequence[int]], int]] = {
+    id: _BY_NAME[helper.name] for id, helper in HELPERS.items() if helper.name in _BY_NAME
+}
