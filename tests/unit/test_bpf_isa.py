@@ -134,7 +134,7 @@ def test_decode_refuses_odd_lengths():
         ("ja 40000", "does not fit 16 bits"),
         ("lock nand [%r1], %r2", "unknown atomic"),
         ("a:\na:\nexit", "defined twice"),
-        ("call local", "call wants"),
+        ("call local 1 2", "call wants"),
         ("lddw %r1, map_index 0+4", "takes no offset"),
     ],
 )
