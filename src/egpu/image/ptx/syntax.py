@@ -20,7 +20,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """``%r1``, ``%tid.x``, ``%SP``, ``_``, or a name declared by ``.reg``; ``negated`` for ``!%p1``.
+    """``%r1``, ``%tid.x``, ``_``, or a name declared by ``.reg``; ``negated`` for ``!%p1``.
 
     A component or selector (``.x``, ``.h1``) stays part of the name.
     """

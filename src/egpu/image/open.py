@@ -1,0 +1,174 @@
+"""Opening images, choosing the PTX that fits a device, listing kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+
+from egpu.errors import InputError, UnsupportedError
+from egpu.image.cubin import (
+    ELF_MAGIC,
+    HEADER_SIZE,
+    elf_length,
+    elf_tables_end,
+    list_cubin_kernels,
+    open_cubin,
+    ptx_sections,
+    recovered_ptx,
+)
+from egpu.image.fatbin import (
+    FATBIN_MAGIC,
+    HEADER,
+    WRAPPER_MAGIC,
+    fatbin_length,
+    read_fatbins,
+    unpack,
+)
+from egpu.image.model import Image, ImageKind, KernelInfo, Member, MemberKind
+from egpu.image.ptx import parse
+
+LENGTH_LIMIT = 1 << 32  # bytes of an image; no header that claims more is believed
+_TARGET = re.compile(rb"^[ \t]*\.target[ \t]+(?:sm|compute)_([0-9]{1,4})([af]?)", re.MULTILINE)
+_VERSION = re.compile(rb"^[ \t\0]*\.version[ \t]+[0-9]", re.MULTILINE)
+_SUFFIX_RANK = {"": 0, "f": 1, "a": 2}
+_PTX_CHUNK = 4096
+
+
+def open_image(data: bytes) -> Image:
+    """What ``data`` is and what it holds; InputError when it is no image or a malformed one.
+
+    PTX may end with a NUL, as the driver takes it; what follows the NUL is not part of it.
+    """
+    digest = hashlib.sha256(data).hexdigest()
+    magic = int.from_bytes(data[:4], "little")
+    if magic in (FATBIN_MAGIC, WRAPPER_MAGIC):
+        return Image(ImageKind.FATBIN, read_fatbins(data), digest)
+    if data[:4] == ELF_MAGIC[:4]:
+        cubin = open_cubin(data)
+        member = Member(MemberKind.CUBIN, cubin.arch, cubin.suffix, "none", data, len(data), 0)
+        return Image(ImageKind.CUBIN, (member,), digest)
+    return Image(ImageKind.PTX, (_ptx_member(data.partition(b"\0")[0], 0),), digest)
+
+
+def _ptx_member(text: bytes, offset: int) -> Member:
+    target = _TARGET.search(text)
+    if _VERSION.search(text) is None or target is None:
+        raise InputError("neither a fatbin, a cubin nor PTX text", where="image")
+    return Member(
+        MemberKind.PTX, int(target[1]), target[2].decode(), "none", text, len(text), offset
+    )
+
+
+def image_length(read: Callable[[int, int], bytes]) -> int:
+    """How many bytes the image at a pointer has: the rule that the agent follows too.
+
+    ``read(offset, size)`` gives bytes from the pointer on (fewer where memory ends).  A fatbin says
+    it in its header; an ELF file ends where its header tables, segments and sections end; PTX ends
+    with a NUL, which is counted.  InputError when no end can be found.
+    """
+    head = read(0, HEADER_SIZE)
+    if int.from_bytes(head[:4], "little") == FATBIN_MAGIC:
+        length = fatbin_length(head[: HEADER.size])
+    elif head[:4] == ELF_MAGIC[:4]:
+        tables = elf_tables_end(head)
+        length = elf_length(read(0, tables)) if tables <= LENGTH_LIMIT else tables
+    else:
+        return _text_length(read)
+    if length > LENGTH_LIMIT:
+        raise InputError(f"its header claims {length} bytes", where="image")
+    return length
+
+
+def _text_length(read: Callable[[int, int], bytes]) -> int:
+    at = 0
+    while at < LENGTH_LIMIT:
+        chunk = read(at, _PTX_CHUNK)
+        end = chunk.find(b"\0")
+        if end >= 0:
+            return at + end + 1
+        if len(chunk) < _PTX_CHUNK:
+            break
+        at += len(chunk)
+    raise InputError("PTX text without a NUL at its end", where="image")
+
+
+def ptx_text(member: Member) -> str:
+    """The text of a PTX member, without its closing NUL.
+
+    Bytes that are not UTF-8 (paths in comments) come back unchanged when it is encoded with
+    ``surrogateescape``.
+    """
+    return unpack(member).partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def choose_ptx(image: Image, arch: int, suffix: str = "a", *, kernel: str = "") -> Member:
+    """The best PTX of an image for a device of ``arch`` (90 for compute capability 9.0).
+
+    The highest one that the device can run: plain PTX of any lower or equal arch, "f" PTX of the
+    same major number, "a" PTX of exactly this arch.  ``suffix`` says which of them the caller can
+    use: "a" all, "f" no "a" ones, "" only plain ones.  With ``kernel``, members without that entry
+    are passed over.  If no member is PTX, the text that ptxas keeps in a cubin compiled with line
+    information serves.  UnsupportedError, which lists the members, when there is none.
+    """
+    texts = [each for each in image.members if each.kind is MemberKind.PTX]
+    texts = texts or _recovered(image, arch)
+    fitting = [each for each in texts if _runs_on(each, arch, suffix)]
+    if kernel and len(fitting) > 1:
+        entry = re.compile(rb"\.entry\s+" + re.escape(kernel.encode()) + rb"(?![\w$])")
+        fitting = [each for each in fitting if entry.search(unpack(each))] or fitting
+    if fitting:
+        return max(fitting, key=lambda each: (each.arch, _SUFFIX_RANK[each.suffix]))
+    listed = ", ".join(_named(each) for each in image.members) or "nothing"
+    if texts:
+        raise UnsupportedError(
+            f"PTX splicing for sm_{arch}: the image holds {listed}", needs="PTX for this device"
+        )
+    raise UnsupportedError(
+        f"PTX splicing of an image with only machine code (it holds {listed})",
+        needs="PTX in the image: compile with -gencode arch=...,code=compute_... or with -lineinfo",
+    )
+
+
+def _runs_on(member: Member, arch: int, suffix: str) -> bool:
+    if _SUFFIX_RANK[member.suffix] > _SUFFIX_RANK[suffix]:
+        return False
+    if member.suffix == "a":
+        return member.arch == arch
+    if member.suffix == "f":
+        return member.arch // 10 == arch // 10 and member.arch <= arch
+    return member.arch <= arch
+
+
+def _recovered(image: Image, arch: int) -> list[Member]:
+    """PTX texts inside the cubins that this device can run (same major, minor not above)."""
+    found: list[Member] = []
+    for member in image.members:
+        if member.arch // 10 != arch // 10 or member.arch > arch:
+            continue
+        cubin = open_cubin(unpack(member))
+        for section in ptx_sections(cubin):
+            text = recovered_ptx(cubin, section)
+            if _VERSION.search(text) and _TARGET.search(text):
+                found.append(_ptx_member(text, member.offset + section.offset))
+    return found
+
+
+def _named(member: Member) -> str:
+    prefix = "PTX compute" if member.kind is MemberKind.PTX else "cubin sm"
+    return f"{prefix}_{member.arch}{member.suffix}"
+
+
+def list_kernels(member: Member) -> tuple[KernelInfo, ...]:
+    """The kernels that a member defines; InputError when it is malformed."""
+    if member.kind is MemberKind.CUBIN:
+        return list_cubin_kernels(open_cubin(unpack(member)))
+    return tuple(
+        KernelInfo(
+            name=function.name,
+            parameters=tuple((each.offset, each.size) for each in function.parameters),
+            has_ptx=True,
+        )
+        for function in parse(ptx_text(member)).functions
+        if function.is_entry and function.body is not None
+    )
