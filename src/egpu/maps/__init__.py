@@ -1,0 +1,28 @@
+"""Shared state of probes and people: bytes on the device, memory, Python views, ring buffers."""
+
+from egpu.maps.layout import (
+    ArenaLayout,
+    MapPlace,
+    RingTable,
+    initial_chunks,
+    plan,
+    ring_table,
+)
+from egpu.maps.memory import HostArena, RingControl, Snapshot, ring_controls
+from egpu.maps.ringbuf import Batch, RingCounts, RingReader
+
+__all__ = [
+    "ArenaLayout",
+    "Batch",
+    "HostArena",
+    "MapPlace",
+    "RingControl",
+    "RingCounts",
+    "RingReader",
+    "RingTable",
+    "Snapshot",
+    "initial_chunks",
+    "plan",
+    "ring_controls",
+    "ring_table",
+]

@@ -18,7 +18,8 @@ Host arena (a memfd)::
 
     0      control page (HOST_CONTROL)
     4096   ring reader positions: per ring map, per SM slot, a u64, 64 bytes apart
-    ...    ring records: per ring map, per SM slot, ``ring_size`` bytes (a power of two), page aligned
+    ...    ring records: per ring map, per SM slot, ``ring_size`` bytes (a power of two), from a
+           page on
     ...    snapshot area: an image of the device arena, page aligned
 
 Ring: positions are byte counts that never wrap; byte ``p`` lies at ``p % ring_size``.  A claim is a
@@ -29,8 +30,8 @@ group::
     8   u64 commit  0 while being written; position + 1 once published, | DISCARD if dropped
     16  count x round_up(size, 8) bytes, the whole rounded up to 16
 
-A producer claims by compare-and-swap on ``head`` in HBM, never waits, and counts ``dropped`` records
-when the group does not fit between ``head`` and ``tail``.  It writes payload, size and count, then
+A producer claims by compare-and-swap on ``head`` in HBM, never waits, and counts ``dropped``
+records when the group does not fit between ``head`` and ``tail``.  It writes payload, size and count, then
 releases ``commit`` with system scope.  The reader acquires ``commit``, checks it against its
 position, and advances its own position in the host arena; the agent copies reader positions to
 ``tail`` in HBM.
@@ -38,7 +39,12 @@ position, and advances its own position in the host arena; the agent copies read
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from egpu.bpf.maptypes import Storage, traits
+from egpu.bpf.program import MapSpec
+from egpu.errors import InputError, InternalError, UnsupportedError
 
 LAYOUT_VERSION = 1
 
@@ -91,6 +97,9 @@ HOST_CONTROL: dict[str, tuple[int, int]] = {
 HOST_CONTROL_SIZE = 4096
 READER_STRIDE = 64
 PAGE = 4096
+SM_COPY_ALIGNMENT = 128             # an L2 line: copies of two SMs never share one
+RING_MINIMUM = 4096                 # bytes of one SM's ring
+RING_MAXIMUM = 1 << 30
 # fmt: on
 
 
@@ -115,3 +124,141 @@ class ArenaLayout:
     device_size: int
     host_size: int
     snapshot: int  # offset of the snapshot area in the host arena
+
+
+@dataclass(frozen=True, slots=True)
+class RingTable:
+    """What the agent needs to move reader positions of one ring map to the device.
+
+    Slot ``i``'s position is the u64 at ``readers + i * READER_STRIDE`` in the host arena; its place
+    on the device is the u64 ``tail`` of the control block at ``control + i * RING_CONTROL_SIZE``.
+    """
+
+    control: int
+    readers: int
+    slots: int
+
+
+def plan(maps: Sequence[MapSpec], sm_slots: int) -> ArenaLayout:
+    """Places for ``maps`` on a device of ``sm_slots`` SMs.
+
+    A ring's ``max_entries`` is, as in libbpf, its size in bytes: one SM's ring has ``max_entries /
+    sm_slots`` bytes rounded up to a power of two of at least 4096, so the whole is never smaller
+    than what was asked for.  Raises UnsupportedError for a map type without storage and InputError for a
+    map without entries or values, or with a ring of more than 1 GiB per SM.
+    """
+    if sm_slots < 1:
+        raise InternalError(f"a layout for {sm_slots} SM slots was asked for")
+    for spec in maps:
+        _check(spec)
+    device = ARENA_HEADER_SIZE
+    sizes: list[tuple[int, int, int, int]] = []  # offset, stride, entry stride, ring size
+    for spec in maps:
+        offset = round_up(device, MAP_ALIGNMENT)
+        entry = round_up(spec.value_size, 8)
+        match traits(spec.type).storage:
+            case Storage.ARRAY:
+                stride, ring, total = 0, 0, spec.max_entries * entry
+            case Storage.PER_SM_ARRAY:
+                stride = round_up(spec.max_entries * entry, SM_COPY_ALIGNMENT)
+                ring, total = 0, stride * sm_slots
+            case Storage.RING:
+                stride, ring, entry = RING_CONTROL_SIZE, _ring_size(spec, sm_slots), 0
+                total = stride * sm_slots
+            case None:
+                raise InternalError(f"map {spec.name} passed the check without storage")
+        sizes.append((offset, stride, entry, ring))
+        device = offset + total
+    device = round_up(device, PAGE)
+    return _with_host(sizes, sm_slots, device)
+
+
+def _with_host(sizes: list[tuple[int, int, int, int]], sm_slots: int, device: int) -> ArenaLayout:
+    """The layout once the device side is known: reader positions, then records, then snapshot."""
+    readers = HOST_CONTROL_SIZE
+    rings = sum(1 for row in sizes if row[3])
+    data = round_up(readers + rings * sm_slots * READER_STRIDE, PAGE)
+    places: list[MapPlace] = []
+    for offset, stride, entry, ring in sizes:
+        if ring:
+            places.append(MapPlace(offset, stride, entry, data, ring, readers))
+            readers += sm_slots * READER_STRIDE
+            data += sm_slots * ring
+        else:
+            places.append(MapPlace(offset, stride, entry))
+    snapshot = round_up(data, PAGE)
+    return ArenaLayout(sm_slots, tuple(places), device, snapshot + device, snapshot)
+
+
+def _check(spec: MapSpec) -> None:
+    where = f"map {spec.name}"
+    kind = traits(spec.type)
+    if kind.storage is None:
+        raise UnsupportedError(
+            f"{where}: map type {spec.type.name}", needs="one of ARRAY, PERCPU_ARRAY, RINGBUF"
+        )
+    if spec.max_entries < 1:
+        raise InputError("max_entries is 0", where=where, hint="give it at least 1")
+    if kind.has_values and spec.value_size < 1:
+        raise InputError("value size is 0", where=where, hint="declare a value type")
+    if kind.has_values and spec.key_size != 4:
+        raise InputError(
+            f"key size is {spec.key_size}", where=where, hint="arrays have keys of 4 bytes (u32)"
+        )
+    if spec.initial is not None and (
+        kind.storage is not Storage.ARRAY
+        or len(spec.initial) > spec.max_entries * round_up(spec.value_size, 8)
+    ):
+        raise InputError("initial contents do not fit an array of this size", where=where)
+
+
+def _ring_size(spec: MapSpec, sm_slots: int) -> int:
+    share = -(-spec.max_entries // sm_slots)
+    size = max(RING_MINIMUM, 1 << (share - 1).bit_length())
+    if size > RING_MAXIMUM:
+        raise InputError(
+            f"{spec.max_entries} bytes are more than 1 GiB per SM",
+            where=f"map {spec.name}",
+            hint="lower max_entries",
+        )
+    return size
+
+
+def initial_chunks(
+    layout: ArenaLayout, maps: Sequence[MapSpec], pid: int
+) -> list[tuple[int, bytes]]:
+    """What a zero-filled device arena gets before its first launch: (offset, bytes) in order.
+
+    The header (probes enabled, ``pid`` as the workload's) and the contents of .rodata and .data.
+    """
+    header = bytearray(ARENA_HEADER_SIZE)
+    values = {
+        "magic": ARENA_MAGIC,
+        "version": LAYOUT_VERSION,
+        "sm_slots": layout.sm_slots,
+        "size": layout.device_size,
+        "pid": pid,
+        "enabled": 1,
+    }
+    for name, value in values.items():
+        offset, size = ARENA_HEADER[name]
+        header[offset : offset + size] = value.to_bytes(size, "little")
+    chunks = [(0, bytes(header))]
+    for spec, place in zip(maps, layout.places, strict=True):
+        if spec.initial is not None:
+            chunks.append((place.offset, spec.initial))
+    return chunks
+
+
+def ring_table(layout: ArenaLayout) -> tuple[RingTable, ...]:
+    """One row per ring map, in map order."""
+    return tuple(
+        RingTable(place.offset, place.ring_readers, layout.sm_slots)
+        for place in layout.places
+        if place.ring_size
+    )
+
+
+def round_up(value: int, alignment: int) -> int:
+    """The least multiple of ``alignment`` that is not below ``value``."""
+    return -(-value // alignment) * alignment

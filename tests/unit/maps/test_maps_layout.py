@@ -1,0 +1,87 @@
+"""The bytes of the arenas."""
+
+import pytest
+
+from egpu.bpf.maptypes import MapType
+from egpu.bpf.program import MapSpec
+from egpu.errors import InputError, InternalError, UnsupportedError
+from egpu.maps import layout as L
+
+ARRAY = MapSpec("a", MapType.ARRAY, 4, 12, 10)
+PERCPU = MapSpec("p", MapType.PERCPU_ARRAY, 4, 24, 7)
+RING = MapSpec("r", MapType.RINGBUF, 0, 0, 1 << 16)
+DATA = MapSpec(".data", MapType.ARRAY, 4, 5, 1, initial=b"hello")
+
+
+def test_device_places_follow_each_other_aligned():
+    plan = L.plan([ARRAY, PERCPU, RING, DATA], 3)
+    array, percpu, ring, data = plan.places
+    assert (array.offset, array.stride, array.entry_stride) == (4096, 0, 16)
+    assert (percpu.offset, percpu.stride, percpu.entry_stride) == (4352, 256, 24)
+    assert (ring.offset, ring.stride) == (4352 + 3 * 256, 128)
+    assert data.offset == L.round_up(ring.offset + 3 * 128, 256)
+    assert plan.device_size == 8192
+    assert plan.device_size % L.PAGE == 0
+
+
+def test_host_places_do_not_overlap():
+    second = MapSpec("r2", MapType.RINGBUF, 0, 0, 1)
+    plan = L.plan([RING, ARRAY, second], 130)
+    first, _, last = plan.places
+    assert first.ring_readers == 4096
+    assert last.ring_readers == 4096 + 130 * 64
+    assert first.ring_data >= last.ring_readers + 130 * 64
+    assert first.ring_data % 4096 == 0
+    assert last.ring_data == first.ring_data + 130 * first.ring_size
+    assert plan.snapshot == last.ring_data + 130 * last.ring_size
+    assert plan.host_size == plan.snapshot + plan.device_size
+
+
+@pytest.mark.parametrize(
+    ("entries", "slots", "size"),
+    [(1, 1, 4096), (4096, 1, 4096), (4097, 1, 8192), (1 << 20, 132, 8192), (1 << 20, 128, 8192)],
+)
+def test_ring_of_one_sm_is_a_share_rounded_up(entries, slots, size):
+    plan = L.plan([MapSpec("r", MapType.RINGBUF, 0, 0, entries)], slots)
+    assert plan.places[0].ring_size == size
+    assert size * slots >= entries
+
+
+def test_maps_that_cannot_be_laid_out_are_refused_by_name():
+    with pytest.raises(UnsupportedError, match="map h: map type HASH"):
+        L.plan([MapSpec("h", MapType.HASH, 4, 4, 1)], 1)
+    with pytest.raises(InputError, match="map a: max_entries is 0"):
+        L.plan([MapSpec("a", MapType.ARRAY, 4, 4, 0)], 1)
+    with pytest.raises(InputError, match="map a: value size is 0"):
+        L.plan([MapSpec("a", MapType.ARRAY, 4, 0, 1)], 1)
+    with pytest.raises(InputError, match="map a: key size is 8"):
+        L.plan([MapSpec("a", MapType.ARRAY, 8, 4, 1)], 1)
+    with pytest.raises(InputError, match="map r: 1099511627776 bytes are more than 1 GiB per SM"):
+        L.plan([MapSpec("r", MapType.RINGBUF, 0, 0, 1 << 40)], 1)
+    with pytest.raises(InputError, match="initial contents"):
+        L.plan([MapSpec(".data", MapType.ARRAY, 4, 4, 1, initial=b"123456789")], 1)
+    with pytest.raises(InternalError):
+        L.plan([], 0)
+
+
+def test_initial_chunks_hold_header_and_contents():
+    maps = [ARRAY, DATA]
+    plan = L.plan(maps, 5)
+    (at, header), (data_at, data) = L.initial_chunks(plan, maps, 4711)
+    assert at == 0
+    assert header[:8] == b"EGPUARNA"
+    fields = {
+        name: int.from_bytes(header[o : o + s], "little") for name, (o, s) in L.ARENA_HEADER.items()
+    }
+    assert fields["version"] == L.LAYOUT_VERSION
+    assert fields["sm_slots"] == 5
+    assert fields["size"] == plan.device_size
+    assert fields["pid"] == 4711
+    assert fields["enabled"] == 1
+    assert (data_at, data) == (plan.places[1].offset, b"hello")
+
+
+def test_ring_table_has_a_row_per_ring():
+    plan = L.plan([ARRAY, RING], 2)
+    place = plan.places[1]
+    assert L.ring_table(plan) == (L.RingTable(place.offset, place.ring_readers, 2),)
