@@ -1,0 +1,93 @@
+"""Build what the device checks run: the native parts, the workloads and their PTX."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+WORKLOADS = HERE / "workloads"
+
+CXX = ("-std=c++17", "-O2")
+# name: (options, source); the output is build/gpu/<name>
+# fmt: off
+NVCC_PROGRAMS = {
+    "runtime_static":  (("-arch=sm_90", "-DWITH_CLUSTERS"), "runtime.cu"),
+    "runtime_shared":  (("-cudart", "shared"),              "runtime.cu"),
+    "increments":      (("-arch=sm_90",),                   "increments.cu"),
+    "long_running":    ((),                                 "long_running.cu"),
+    "out_of_memory":   ((),                                 "out_of_memory.cu"),
+    "persistent":      (("-arch=sm_90",),                   "persistent.cu"),
+}
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Built:
+    """Where everything lies."""
+
+    folder: Path
+    demo: Path
+    conformance: Path | None  # the public suite's cases, where this machine has them
+
+    def program(self, name: str) -> str:
+        return str(self.folder / name)
+
+    @property
+    def driver_ptx(self) -> str:
+        return str(self.folder / "driver_kernels.ptx")
+
+
+def command(*arguments: object) -> None:
+    words = [str(argument) for argument in arguments]
+    run = subprocess.run(words, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        sys.exit(f"building failed: {' '.join(words)}\n{run.stdout}{run.stderr}")
+
+
+def build_driver_program(folder: Path) -> None:
+    """Link driver.cpp against a stub with libcuda's name, made from the symbols that it needs.
+
+    Some machines have a driver and nothing to link with, others the reverse; this works on both.
+    """
+    work = folder / "stub"
+    work.mkdir(exist_ok=True)
+    compiled, stub = work / "driver.o", work / "libcuda.so"
+    command("nvcc", *CXX, "-c", WORKLOADS / "driver.cpp", "-o", compiled)
+    listing = subprocess.run(["nm", "-u", compiled], capture_output=True, text=True, check=True)
+    symbols = sorted(set(re.findall(r"\bU (cu[A-Z]\w*)", listing.stdout)))
+    source = work / "stub.c"
+    source.write_text("".join(f"int {name}(void) {{ return 34; }}\n" for name in symbols))
+    command("cc", "-shared", "-Wl,-soname,libcuda.so.1", "-o", stub, source)
+    command("c++", compiled, "-L", work, "-lcuda", "-o", folder / "driver")
+
+
+def build_native() -> None:
+    """Into src/egpu/_native, where a package that runs from the tree looks."""
+    build = ROOT / "build" / "native"
+    command("cmake", "-S", ROOT / "native", "-B", build, "-DCMAKE_BUILD_TYPE=Release")
+    command("cmake", "--build", build, "-j")
+    command("cmake", "--install", build, "--prefix", ROOT / "src")
+
+
+def build(*, conformance: Path | None = None) -> Built:
+    """Build everything, programs side by side; exits with the compiler's words if one fails."""
+    folder = ROOT / "build" / "gpu"
+    folder.mkdir(parents=True, exist_ok=True)
+    jobs = [(build_native, ()), (build_driver_program, (folder,))]
+    for name, (options, source) in NVCC_PROGRAMS.items():
+        words = ("nvcc", *CXX, *options, WORKLOADS / source, "-o", folder / name)
+        jobs.append((command, words))
+    ptx = ("nvcc", "-ptx", "-arch=compute_80", WORKLOADS / "driver_kernels.cu")
+    jobs.append((command, (*ptx, "-o", folder / "driver_kernels.ptx")))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for future in [pool.submit(function, *arguments) for function, arguments in jobs]:
+            future.result()
+    demo = ROOT / "src" / "egpu" / "_native" / "demo" / "demo"
+    return Built(folder, demo, conformance)

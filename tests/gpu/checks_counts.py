@@ -1,0 +1,124 @@
+"""Exact totals and unchanged results for programs that nobody changed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from building import WORKLOADS, Built
+from observing import (
+    Observed,
+    plain,
+    probed,
+    require,
+    require_accounted,
+    require_same,
+    require_totals,
+    rows_by_name,
+)
+
+# Nodes that a program adds by hand may be left unprobed with a reason; captured ones may not.
+HAND_MADE_NODES = ("noded",)
+
+
+def both(argv: Sequence[str], *, accounted: Sequence[str] = (), **options: str) -> str:
+    """The common case: run plainly, run probed, compare, count."""
+    unprobed = plain(argv)
+    run = probed(argv, **options)
+    require_same(unprobed, run)
+    launches = require_totals(run, accounted=accounted)
+    return f"{launches} launches, {len(run.last['kernels'])} kernels exact"
+
+
+def runtime_static(built: Built) -> str:
+    """nvcc, static cudart, sm_90 code and PTX: at least 5,000 launches of every shape."""
+    argv = [built.program("runtime_static")]
+    answer = both(argv)
+    launches = sum(row["launches"] for row in plain(argv).last["kernels"].values())
+    require(launches >= 5000, f"only {launches} launches")
+    return answer
+
+
+def runtime_shared(built: Built) -> str:
+    """nvcc, shared cudart, no architecture named."""
+    return both([built.program("runtime_shared")])
+
+
+def driver_program(built: Built) -> str:
+    """A driver-API program that loads PTX text."""
+    return both([built.program("driver"), built.driver_ptx], accounted=HAND_MADE_NODES)
+
+
+def python_program(built: Built) -> str:
+    """cuda-bindings in Python, PTX from NVRTC."""
+    return both([sys.executable, str(WORKLOADS / "nvrtc_program.py")])
+
+
+def demo_program(built: Built) -> str:
+    """The demo workload on the real driver."""
+    argv = [str(built.demo), "--launches", "200", "--size", "100003", "--json"]
+    unprobed, run = plain(argv), probed(argv)
+    require(unprobed.code == 0, f"unprobed: exit {unprobed.code}: {unprobed.errors[-800:]}")
+    require(run.code == 0, f"probed: exit {run.code}: {run.errors[-2000:]}")
+    require(run.output == unprobed.output, f"output differs:\n{run.output}{unprobed.output}")
+    return f"{require_totals(run)} launches exact"
+
+
+def latencies(built: Built) -> str:
+    """kernellat: every probed launch of every kernel has a duration, results are unchanged."""
+    argv = [str(built.demo), "--launches", "50", "--json"]
+    unprobed, run = plain(argv), probed(argv, tool="kernellat")
+    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
+    require(run.output == unprobed.output, "output differs")
+    seen, count = require_accounted(run)
+    require((seen, count) == (250, 250), f"{count} of {seen} launches probed, expected 250 of 250")
+    require(len(rows_by_name(run.report)) == 5, "not five kernels")
+    return "250 launches timed"
+
+
+def followed(built: Built) -> str:
+    """Through a shell and its child, and through `python -m`-style starters."""
+    program = built.program("increments")
+    both(["bash", "-c", f"true; {program}"])
+    code = f"import subprocess, sys; sys.exit(subprocess.call([{program!r}]))"
+    return both([sys.executable, "-c", code])
+
+
+def persistent(built: Built) -> str:
+    """The occupancy rule: blocks that wait for each other never hang, whoever runs."""
+    argv = [built.program("persistent")]
+    unprobed, run = plain(argv), probed(argv)
+    require_same(unprobed, run)
+    seen, count = require_accounted(run)
+    if count == seen:
+        require_totals(run)
+    return f"{count} of {seen} launches probed"
+
+
+def repeated(built: Built) -> str:
+    """Twins from the cache count as exactly as fresh ones."""
+    argv = [built.program("runtime_static")]
+    first, second = probed(argv), probed(argv)
+    require_same(first, second)
+    require_totals(second)
+    cost = _cost(second)
+    require(cost["twins_cached"] == cost["twins"], f"not all twins came from the cache: {cost}")
+    return f"{cost['twins']} twins from the cache in {cost['twin_ms']:.0f} ms"
+
+
+def _cost(run: Observed) -> dict:
+    require(run.report is not None, "no report")
+    return run.report["cost"]
+
+
+CHECKS = (
+    runtime_static,
+    runtime_shared,
+    driver_program,
+    python_program,
+    demo_program,
+    latencies,
+    followed,
+    persistent,
+    repeated,
+)

@@ -1,0 +1,33 @@
+/* Attached to one of two kernels that write the same variables. */
+#include "egpu.bpf.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u64);
+} counts SEC(".maps");
+
+static void count(__u32 which)
+{
+	__u64 *value = bpf_map_lookup_elem(&counts, &which);
+
+	if (value)
+		*value += 1;
+}
+
+SEC("kprobe/writer_probed")
+int entered(void *ctx)
+{
+	count(0);
+	return 0;
+}
+
+SEC("kretprobe/writer_probed")
+int left(void *ctx)
+{
+	count(1);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

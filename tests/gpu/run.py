@@ -1,0 +1,83 @@
+"""Every check that needs a real GPU, in one go.
+
+    PYTHONPATH=src python tests/gpu/run.py [--only WORD]... [--json FILE] [--conformance DIR]
+
+Builds the native parts and the workloads with cmake, cc and nvcc, runs each check, prints a line
+for each and a summary.  ``--only`` takes checks whose name contains the word.  Exit code 0 if all
+passed.  Python needs what pyproject.toml names and cuda-bindings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
+
+from building import ROOT, build  # noqa: E402 - the path above comes first
+from observing import CheckError  # noqa: E402
+
+
+def conformance_folder() -> Path | None:
+    for folder in (ROOT.parent / "shared" / "conformance", ROOT / "shared" / "conformance"):
+        if folder.is_dir():
+            return folder
+    return None
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", default=[], metavar="WORD")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--conformance", type=Path, default=conformance_folder(), metavar="DIR")
+    return parser.parse_args(arguments)
+
+
+def run_check(check, built) -> dict:
+    start = time.monotonic()
+    row = {"name": check.__name__, "passed": False, "detail": ""}
+    try:
+        row["detail"] = check(built)
+        row["passed"] = True
+    except CheckError as error:
+        row["detail"] = str(error)
+    except Exception:  # a check that breaks is a failed check; the others still run
+        row["detail"] = traceback.format_exc()
+    row["seconds"] = round(time.monotonic() - start, 1)
+    return row
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    # These import egpu, whose native parts build() makes.
+    import checks_counts  # noqa: PLC0415
+    import checks_failures  # noqa: PLC0415
+    import checks_programs  # noqa: PLC0415
+
+    start = time.monotonic()
+    built = build(conformance=options.conformance)
+    print(f"built in {time.monotonic() - start:.1f} s", flush=True)
+    modules = (checks_programs, checks_counts, checks_failures)
+    checks = [check for module in modules for check in module.CHECKS]
+    if options.only:
+        checks = [c for c in checks if any(word in c.__name__ for word in options.only)]
+    rows = []
+    for check in checks:
+        row = run_check(check, built)
+        rows.append(row)
+        verdict = "ok  " if row["passed"] else "FAIL"
+        print(f"{verdict} {row['name']:<20} {row['seconds']:6.1f} s  {row['detail']}", flush=True)
+    failed = [row["name"] for row in rows if not row["passed"]]
+    print(f"{len(rows) - len(failed)} passed, {len(failed)} failed: {', '.join(failed) or '-'}")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    return 1 if failed or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
