@@ -10,12 +10,15 @@ from egpu.maps.layout import (
 )
 from egpu.maps.memory import HostArena, RingControl, Snapshot, ring_controls
 from egpu.maps.ringbuf import Batch, RingCounts, RingReader
+from egpu.maps.view import MapCopy, MapView
 
 __all__ = [
     "ArenaLayout",
     "Batch",
     "HostArena",
+    "MapCopy",
     "MapPlace",
+    "MapView",
     "RingControl",
     "RingCounts",
     "RingReader",

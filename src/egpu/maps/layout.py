@@ -31,10 +31,10 @@ group::
     16  count x round_up(size, 8) bytes, the whole rounded up to 16
 
 A producer claims by compare-and-swap on ``head`` in HBM, never waits, and counts ``dropped``
-records when the group does not fit between ``head`` and ``tail``.  It writes payload, size and count, then
-releases ``commit`` with system scope.  The reader acquires ``commit``, checks it against its
-position, and advances its own position in the host arena; the agent copies reader positions to
-``tail`` in HBM.
+records when the group does not fit between ``head`` and ``tail``.  It writes payload, size and
+count, then releases ``commit`` with system scope.  The reader acquires ``commit``, checks it
+against its position, clears what it read (so a commit word is 0 until its group is published) and
+advances its own position in the host arena; the agent copies reader positions to ``tail`` in HBM.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def plan(maps: Sequence[MapSpec], sm_slots: int) -> ArenaLayout:
 
     A ring's ``max_entries`` is, as in libbpf, its size in bytes: one SM's ring has ``max_entries /
     sm_slots`` bytes rounded up to a power of two of at least 4096, so the whole is never smaller
-    than what was asked for.  Raises UnsupportedError for a map type without storage and InputError for a
-    map without entries or values, or with a ring of more than 1 GiB per SM.
+    than what was asked for.  Raises UnsupportedError for a map type without storage and InputError
+    for a map without entries or values, or with a ring of more than 1 GiB per SM.
     """
     if sm_slots < 1:
         raise InternalError(f"a layout for {sm_slots} SM slots was asked for")

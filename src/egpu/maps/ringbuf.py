@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from egpu.bpf.btf import BtfKind
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError
 from egpu.maps.layout import (
@@ -278,11 +279,13 @@ def _pieces(start: int, end: int, ring: int) -> Iterator[tuple[int, int]]:
 def _record_type(spec: MapSpec, type_name: str) -> int:
     if not type_name:
         return spec.value_type
-    found: int | None = spec.btf.find(type_name) if spec.btf is not None else None
-    if found is None:
-        raise InputError(
-            f"the object's BTF has no struct {type_name}",
-            where=f"map {spec.name}",
-            hint="compile with -g and use the struct's name as in the C source",
-        )
-    return found
+    if spec.btf is not None:
+        for kind in (BtfKind.STRUCT, BtfKind.TYPEDEF):
+            found = spec.btf.find(type_name, kind)
+            if found is not None:
+                return found.id
+    raise InputError(
+        f"the object's BTF has no struct {type_name}",
+        where=f"map {spec.name}",
+        hint="compile with -g and use the struct's name as in the C source",
+    )

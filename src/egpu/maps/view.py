@@ -1,0 +1,187 @@
+"""Reading maps from Python: arrays and per-SM arrays as mappings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from dataclasses import dataclass
+
+from egpu.bpf.btf import Btf, BtfKind
+from egpu.bpf.maptypes import Storage, traits
+from egpu.bpf.program import MapSpec
+from egpu.errors import InputError, InternalError
+from egpu.maps.layout import MapPlace
+from egpu.maps.memory import Snapshot
+
+_BOOL = 4  # encoding bit of a BTF INT
+_PER_SM = "read the parts with per_sm(key)"
+
+
+@dataclass(frozen=True, slots=True)
+class MapCopy:
+    """One arena's copy of a map; ``snapshot`` gives the arena's last snapshot."""
+
+    place: MapPlace
+    sm_slots: int
+    snapshot: Callable[[], Snapshot]
+
+
+class MapView(Mapping[int, object]):
+    """An array map: keys 0 to ``max_entries - 1``, values decoded by the map's BTF type.
+
+    A value is an int, a namedtuple, a tuple or bytes, as the type says; bytes without BTF.  Reads
+    show the last snapshot: complete once the launches it covers have finished, a lower bound for
+    counters before.  Iterating, ``items()`` and ``to_dict()`` use one snapshot throughout.
+
+    A value of a per-SM map is the sum over all SMs, field by field; each field wraps at its own
+    width, as the additions on the device do.  ``per_sm(key)`` gives the parts, and is the only way
+    to read one whose fields are not all integers.
+
+    A workload with several contexts has a copy of each map in each: per-SM maps are summed over all
+    of them, others are read from ``copies()``.  Global variables of a section map (".bss", ".data",
+    ".rodata") are also found by name: ``view["counter"]``.
+    """
+
+    def __init__(self, spec: MapSpec, copies: Sequence[MapCopy]) -> None:
+        storage = traits(spec.type).storage
+        if storage not in (Storage.ARRAY, Storage.PER_SM_ARRAY):
+            raise InternalError(f"map {spec.name} ({spec.type.name}) is not an array")
+        self._spec = spec
+        self._copies = tuple(copies)
+        self._per_sm = storage is Storage.PER_SM_ARRAY
+
+    @property
+    def spec(self) -> MapSpec:
+        """The map as declared."""
+        return self._spec
+
+    def copies(self) -> tuple[MapView, ...]:
+        """A view of each context's copy, in the order in which the contexts appeared."""
+        return tuple(MapView(self._spec, (copy,)) for copy in self._copies)
+
+    def per_sm(self, key: int) -> tuple[object, ...]:
+        """The value of ``key`` on each SM slot; InputError if the map has one copy only."""
+        if not self._per_sm:
+            raise InputError("has no copy per SM", where=f"map {self._spec.name}")
+        return tuple(
+            self._decode(part)
+            for data, copy in self._read()
+            for part in self._parts(data, copy, key)
+        )
+
+    def to_dict(self) -> dict[int, object]:
+        """All entries of one snapshot."""
+        read = self._read()
+        return {key: self._value(read, key) for key in range(self._spec.max_entries)}
+
+    def __getitem__(self, key: int | str) -> object:
+        if isinstance(key, str):
+            return self._variable(key)
+        return self._value(self._read(), key)
+
+    def __len__(self) -> int:
+        return self._spec.max_entries
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._spec.max_entries))
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, int) and 0 <= key < self._spec.max_entries
+
+    def items(self) -> ItemsView[int, object]:
+        """(key, value) of one snapshot, in key order."""
+        return self.to_dict().items()
+
+    def values(self) -> ValuesView[object]:
+        """The values of one snapshot, in key order."""
+        return self.to_dict().values()
+
+    def __repr__(self) -> str:
+        return f"<MapView {self._spec.name} {self._spec.type.name} of {len(self)}>"
+
+    def _read(self) -> list[tuple[bytes, MapCopy]]:
+        return [(copy.snapshot().data, copy) for copy in self._copies]
+
+    def _value(self, read: list[tuple[bytes, MapCopy]], key: int) -> object:
+        if self._per_sm:
+            parts = [part for data, copy in read for part in self._parts(data, copy, key)]
+            return self._decode(self._sum(parts))
+        self._check(key)
+        if len(read) != 1:
+            raise InputError(
+                f"exists {len(read)} times, once per context",
+                where=f"map {self._spec.name}",
+                hint="read it from copies()",
+            )
+        data, copy = read[0]
+        start = copy.place.offset + key * copy.place.entry_stride
+        return self._decode(data[start : start + self._spec.value_size])
+
+    def _parts(self, data: bytes, copy: MapCopy, key: int) -> list[bytes]:
+        self._check(key)
+        first = copy.place.offset + key * copy.place.entry_stride
+        starts = [first + slot * copy.place.stride for slot in range(copy.sm_slots)]
+        return [data[start : start + self._spec.value_size] for start in starts]
+
+    def _check(self, key: int) -> None:
+        if not isinstance(key, int):
+            raise TypeError(f"map {self._spec.name}: keys are integers, not {type(key).__name__}")
+        if not 0 <= key < self._spec.max_entries:
+            raise KeyError(
+                f"map {self._spec.name} has the keys 0 to {self._spec.max_entries - 1}, not {key}"
+            )
+
+    def _decode(self, data: bytes) -> object:
+        btf = self._spec.btf
+        if btf is None or not self._spec.value_type:
+            return data
+        return btf.decode(self._spec.value_type, data)
+
+    def _sum(self, parts: Sequence[bytes]) -> bytes:
+        where = f"map {self._spec.name}"
+        btf = self._spec.btf
+        if btf is None or not self._spec.value_type:
+            raise InputError("values without BTF cannot be summed", where=where, hint=_PER_SM)
+        total = bytearray(self._spec.value_size)
+        for offset, size in _integers(btf, self._spec.value_type, 0, where):
+            number = sum(int.from_bytes(part[offset : offset + size], "little") for part in parts)
+            wrapped = number & ((1 << 8 * size) - 1)
+            total[offset : offset + size] = wrapped.to_bytes(size, "little")
+        return bytes(total)
+
+    def _variable(self, name: str) -> object:
+        where = f"map {self._spec.name}"
+        btf = self._spec.btf
+        row = btf.resolve(self._spec.value_type) if btf is not None else None
+        if btf is None or row is None or row.kind is not BtfKind.DATASEC:
+            raise KeyError(f"{where} holds no global variables: its keys are integers")
+        value = self[0]
+        for index, member in enumerate(row.members):
+            if btf.type_at(member.type).name == name and isinstance(value, tuple):
+                return value[index]
+        known = ", ".join(btf.type_at(member.type).name for member in row.members)
+        raise KeyError(f"{where} has no variable {name}; it has {known}")
+
+
+def _integers(btf: Btf, type_id: int, base: int, where: str) -> Iterator[tuple[int, int]]:
+    """(offset, size) of every integer in a type; InputError if anything else is in it."""
+    row = btf.resolve(type_id)
+    match row.kind:
+        case BtfKind.INT if not row.encoding & _BOOL:
+            yield base, row.size
+        case BtfKind.STRUCT:
+            for member in row.members:
+                if member.bits or member.offset % 8:
+                    raise InputError(
+                        f"bit-field {member.name} cannot be summed", where=where, hint=_PER_SM
+                    )
+                yield from _integers(btf, member.type, base + member.offset // 8, where)
+        case BtfKind.ARRAY:
+            size = btf.size_of(row.type)
+            for index in range(row.count):
+                yield from _integers(btf, row.type, base + index * size, where)
+        case kind:
+            raise InputError(
+                f"a {kind.name} ({row.name or 'no name'}) cannot be summed",
+                where=where,
+                hint=_PER_SM,
+            )
