@@ -1,0 +1,147 @@
+"""Write the tables of guide.md and limits.md from egpu's own tables, or check them (``--check``).
+
+A generated part stands between ``<!-- table: NAME -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from egpu.bpf.context import FIELDS, Field, Source
+from egpu.bpf.helpers import HELPERS, Helper
+from egpu.bpf.maptypes import MapType, Storage, traits
+
+HERE = Path(__file__).resolve().parent
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+# fmt: off
+MEANING = {  # context field: what it says where the source alone does not
+    "version":     "of this layout",
+    "flags":       "of the launch block; bit 0: launched from a graph",
+    "sm":          "the multiprocessor that runs the thread",
+    "warp":        "warp slot on the SM; may change while the thread runs",
+    "active_mask": "lanes that run the probe together",
+    "launch_id":   "counts launches of the process; a graph's node keeps one",
+    "kernel_id":   "which kernel, as reports name it",
+    "param_size":  "bytes of the kernel's parameters",
+    "globaltimer": "ns; ticks coarsely on some devices",
+    "clock":       "cycles of the SM",
+    "start_time":  "ns, when the thread entered the kernel",
+    "start_clock": "cycles, when the thread entered the kernel",
+    "param":       "the kernel's parameter bytes, zero past their end",
+}
+STORAGE = {
+    Storage.ARRAY:        "one copy in device memory",
+    Storage.PER_SM_ARRAY: "a copy per SM; \"CPU\" means SM",
+    Storage.RING:         "a ring per SM; drops are counted and reported",
+}
+# fmt: on
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def heading(*cells: str) -> str:
+    return row(*cells) + "|" + " --- |" * len(cells) + "\n"
+
+
+def origin(field: Field) -> str:
+    match field.source:
+        case Source.PARAMETER:
+            return f"kernel parameter {int(field.detail) + 1}, zero-extended (`PT_REGS_PARM`)"
+        case Source.SPECIAL:
+            name = field.detail if field.detail.startswith("%") else f"`{field.detail}`"
+            return f"PTX {name}"
+        case Source.LAUNCH:
+            return "launch block"
+        case Source.START:
+            return "saved at kernel entry"
+        case Source.PARAM_BYTES:
+            return "kernel parameters"
+        case Source.CONSTANT:
+            return "known when compiled"
+
+
+def context_table() -> str:
+    text = heading("field", "bytes", "from", "what")
+    for field in sorted(FIELDS, key=lambda field: field.offset):
+        what = MEANING.get(field.name, "")
+        if field.exit_only:
+            what += "; exit probes only"
+        text += row(f"`{field.name}`", str(field.size), origin(field), what)
+    return text
+
+
+def helper_table(*, missing: bool) -> Callable[[], str]:
+    def table() -> str:
+        columns = ("id", "helper", "why not") if missing else ("id", "helper", "cost")
+        text = heading(*columns)
+        for helper in sorted(HELPERS.values(), key=lambda helper: helper.id):
+            if bool(helper.missing or not helper.body) == missing:
+                last = reason(helper) if missing else str(helper.cost)
+                text += row(str(helper.id), f"`{helper.name}`", last)
+        return text
+
+    return table
+
+
+def reason(helper: Helper) -> str:
+    return helper.missing or "no device body"
+
+
+def map_table() -> str:
+    text = heading("type", "number", "memory")
+    for kind in MapType:
+        storage = traits(kind).storage
+        if storage is not None:
+            text += row(f"`{kind.name}`", str(kind.value), STORAGE[storage])
+    return text
+
+
+def refused_maps() -> str:
+    names = [f"`{kind.name}`" for kind in MapType if traits(kind).storage is None]
+    return ", ".join(names) + "\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "context": context_table,
+    "helpers": helper_table(missing=False),
+    "missing_helpers": helper_table(missing=True),
+    "maps": map_table,
+    "refused_maps": refused_maps,
+}
+
+
+def rewritten(text: str) -> str:
+    """``text`` with every marked part as the tables have it now."""
+    return MARKED.sub(lambda part: part[1] + TABLES[part[2]]() + part[4], text)
+
+
+def stale() -> list[str]:
+    """Documents that differ from the tables."""
+    return [
+        path.name
+        for path in sorted(HERE.glob("*.md"))
+        if rewritten(path.read_text()) != path.read_text()
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["--check"]:
+        for name in stale():
+            print(f"docs/{name}: stale, run python docs/tables.py", file=sys.stderr)
+        return 1 if stale() else 0
+    if arguments:
+        print("usage: tables.py [--check]", file=sys.stderr)
+        return 2
+    for path in HERE.glob("*.md"):
+        path.write_text(rewritten(path.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
