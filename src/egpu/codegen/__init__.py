@@ -1,0 +1,17 @@
+"""Floor 3: a verified program becomes code. eBPF to LLVM IR to PTX or x86-64."""
+
+from egpu.codegen.device_code import DeviceCode, RelocKind, Relocation, Target
+from egpu.codegen.executor import compile_executor_ptx
+from egpu.codegen.host import HostArenas, run_host
+from egpu.codegen.probe import compile_probe
+
+__all__ = [
+    "DeviceCode",
+    "HostArenas",
+    "RelocKind",
+    "Relocation",
+    "Target",
+    "compile_executor_ptx",
+    "compile_probe",
+    "run_host",
+]

@@ -23,7 +23,13 @@ class RelocKind(enum.Enum):
     """What a symbol of a probe's PTX text stands for.
 
     The symbols are ordinary PTX identifiers; ``index`` is the number at their end.  Each stands as
-    the source operand of ``mov.b64 %r, SYMBOL;`` (written by inline assembly), to be replaced.
+    the source operand of a statement of exactly this shape and these tokens::
+
+        mov.b64 REGISTER, SYMBOL;
+
+    without a guard, on a line of its own, and nowhere else.  The splicer replaces the whole statement
+    by instructions that leave the symbol's 64-bit value in REGISTER (a ``.b64`` register of the
+    probe).  A symbol may occur several times.
     """
 
     PARAMETER = "__egpu_param_"  # kernel parameter i, declared size, zero-extended to 64 bits

@@ -1,0 +1,35 @@
+"""The numbers of the arenas that device code needs.
+
+``egpu.maps.layout`` is the one place that knows them; this is the one place of code generation that
+reads them (the layout is a table of constants, so nothing of the floor above is pulled in).
+"""
+
+from __future__ import annotations
+
+from egpu.maps.layout import (
+    ARENA_HEADER,
+    LAUNCH_BLOCK,
+    LAUNCH_FLAG_CAPTURED,
+    RING_CONTROL,
+    RING_DISCARD,
+    RING_GROUP_HEADER,
+    RING_PAD_COUNT,
+    ArenaLayout,
+    initial_chunks,
+    plan,
+    round_up,
+)
+
+__all__ = [
+    "ARENA_HEADER",
+    "LAUNCH_BLOCK",
+    "LAUNCH_FLAG_CAPTURED",
+    "RING_CONTROL",
+    "RING_DISCARD",
+    "RING_GROUP_HEADER",
+    "RING_PAD_COUNT",
+    "ArenaLayout",
+    "initial_chunks",
+    "plan",
+    "round_up",
+]

@@ -1,0 +1,138 @@
+"""What the device library stands on: one small function per machine for everything that LLVM has no
+instruction for, or whose scope and order it would drop.
+
+Both tables define the same names.  On PTX they are inline assembly (PTX ISA 9.0; sections named),
+on x86-64 LLVM atomics and the answers of a device with one SM, one warp and one lane.
+``PURE`` assembly may be merged and dropped; the rest keeps its place.
+"""
+
+from __future__ import annotations
+
+from egpu.codegen.targets import Machine
+
+PURE = "nounwind willreturn memory(none)"
+ATTRIBUTES = "alwaysinline nounwind"
+PREFIX = "egpu."
+
+
+def _function(name: str, result: str, parameters: str, body: str) -> str:
+    return f"define internal {result} @{PREFIX}{name}({parameters}) {ATTRIBUTES} {{\n{body}\n}}\n"
+
+
+def _special(name: str, kind: str, register: str, *, pure: bool) -> str:
+    """Read a special register (section 10)."""
+    constraint = "r" if kind == "i32" else "l"
+    asm = f"mov.{'u32' if kind == 'i32' else 'u64'} $0, {register};"
+    effect, attributes = ("", PURE) if pure else ("sideeffect ", "nounwind")
+    return _function(
+        name,
+        kind,
+        "",
+        f'  %r = call {kind} asm {effect}"{asm}", "={constraint}"() {attributes}\n  ret {kind} %r',
+    )
+
+
+def _asm(
+    name: str, result: str, parameters: str, asm: str, constraints: str, more: str = ""
+) -> str:
+    """A function that is one ordered piece of assembly over its parameters."""
+    call = f'call {result} asm sideeffect "{asm}", "{constraints}"({parameters}) nounwind {more}'
+    body = f"  {call}\n  ret void" if result == "void" else f"  %r = {call}\n  ret {result} %r"
+    return _function(name, result, parameters, body)
+
+
+# Special registers: (name, type, PTX register, may be merged).  %smid and %warpid can change while a
+# thread runs (PTX ISA 10.5, 10.8), so each read stays where it is.
+_SPECIAL: tuple[tuple[str, str, str, bool], ...] = (
+    *((f"{field}_{axis}", "i32", f"%{register}.{axis}", True)
+      for field, register in (("tid", "tid"), ("ntid", "ntid"), ("ctaid", "ctaid"),
+                              ("nctaid", "nctaid"))
+      for axis in "xyz"),
+    ("lane", "i32", "%laneid", True),
+    ("lanes_below", "i32", "%lanemask_lt", True),
+    ("own_lane", "i32", "%lanemask_eq", True),
+    ("sm", "i32", "%smid", False),
+    ("warp", "i32", "%warpid", False),
+    ("globaltimer", "i64", "%globaltimer", False),
+    ("clock", "i64", "%clock64", False),
+)  # fmt: skip
+
+_PTX_FUNCTIONS = (
+    *(_special(name, kind, register, pure=pure) for name, kind, register, pure in _SPECIAL),
+    # Section 9.7.14: which lanes run this very instruction.
+    _asm("active", "i32", "", "activemask.b32 $0;", "=r", "convergent"),
+    # Section 9.7.9.6: lanes of the mask with the same value.
+    _asm("match", "i32", "i64 %v, i32 %m", "match.any.sync.b64 $0, $1, $2;", "=r,l,r", "convergent"),
+    _asm("shuffle32", "i32", "i32 %v, i32 %s, i32 %m",
+         "shfl.sync.idx.b32 $0, $1, $2, 31, $3;", "=r,r,r,r", "convergent"),
+    # Section 9.7.13.2: also orders memory among the lanes of the mask.
+    _asm("sync", "void", "i32 %m", "bar.warp.sync $0;", "r,~{memory}", "convergent"),
+    _asm("fence_sys", "void", "", "fence.sc.sys;", "~{memory}"),
+    _asm("load_gpu", "i64", "i64 %a", "ld.relaxed.gpu.global.b64 $0, [$1];", "=l,l,~{memory}"),
+    _asm("add_gpu", "void", "i64 %a, i64 %v",
+         "red.relaxed.gpu.global.add.u64 [$0], $1;", "l,l,~{memory}"),
+    _asm("cas_gpu", "i64", "i64 %a, i64 %c, i64 %v",
+         "atom.relaxed.gpu.global.cas.b64 $0, [$1], $2, $3;", "=l,l,l,l,~{memory}"),
+    _asm("release_sys", "void", "i64 %a, i64 %v",
+         "st.release.sys.global.b64 [$0], $1;", "l,l,~{memory}"),
+    # A slot for this SM: %smid can be sparse and beyond the slots of the layout.  Predicated, not
+    # branched: a branch would cost every probe a reconvergence.
+    _function("slot_of", "i32", "i32 %sm, i32 %slots",
+              '  %r = call i32 asm "{ .reg .pred p; setp.ge.u32 p, $1, $2; mov.b32 $0, $1;'
+              f' @p rem.u32 $0, $1, $2; }}", "=&r,r,r"(i32 %sm, i32 %slots) {PURE}\n  ret i32 %r'),
+)  # fmt: skip
+
+_ONE_THREAD: dict[str, int] = {
+    **{f"{field}_{axis}": 0 for field in ("tid", "ctaid") for axis in "xyz"},
+    **{f"{field}_{axis}": 1 for field in ("ntid", "nctaid") for axis in "xyz"},
+    "lane": 0, "lanes_below": 0, "own_lane": 1, "sm": 0, "warp": 0, "active": 1,
+}  # fmt: skip
+
+_CLOCK = """  %t = alloca { i64, i64 }, align 8
+  %e = call i32 @clock_gettime(i32 1, ptr %t)
+  %s = load i64, ptr %t, align 8
+  %p = getelementptr i8, ptr %t, i64 8
+  %n = load i64, ptr %p, align 8
+  %m = mul i64 %s, 1000000000
+  %r = add i64 %m, %n
+  ret i64 %r"""
+
+_HOST_FUNCTIONS = (
+    *(_function(name, "i32", "", f"  ret i32 {value}") for name, value in _ONE_THREAD.items()),
+    _function("globaltimer", "i64", "", _CLOCK),  # CLOCK_MONOTONIC
+    _function("clock", "i64", "", "  %r = call i64 @llvm.readcyclecounter()\n  ret i64 %r"),
+    _function("match", "i32", "i64 %v, i32 %m", "  ret i32 %m"),
+    _function("shuffle32", "i32", "i32 %v, i32 %s, i32 %m", "  ret i32 %v"),
+    _function("sync", "void", "i32 %m", "  ret void"),
+    _function("fence_sys", "void", "", "  fence seq_cst\n  ret void"),
+    _function("load_gpu", "i64", "i64 %a",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %r = load atomic i64, ptr %p monotonic, align 8\n  ret i64 %r"),
+    _function("add_gpu", "void", "i64 %a, i64 %v",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %r = atomicrmw add ptr %p, i64 %v seq_cst, align 8\n  ret void"),
+    _function("cas_gpu", "i64", "i64 %a, i64 %c, i64 %v",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %q = cmpxchg ptr %p, i64 %c, i64 %v seq_cst seq_cst, align 8\n"
+              "  %r = extractvalue { i64, i1 } %q, 0\n  ret i64 %r"),
+    _function("release_sys", "void", "i64 %a, i64 %v",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  store atomic i64 %v, ptr %p release, align 8\n  ret void"),
+    _function("slot_of", "i32", "i32 %sm, i32 %slots", "  ret i32 0"),
+)  # fmt: skip
+
+
+def _by_name(functions: tuple[str, ...]) -> dict[str, str]:
+    return {text.split("@", 1)[1].split("(", 1)[0]: text for text in functions}
+
+
+PRIMITIVES: dict[Machine, dict[str, str]] = {
+    Machine.NVPTX: _by_name(_PTX_FUNCTIONS),
+    Machine.X86_64: _by_name(_HOST_FUNCTIONS),
+}
+DECLARATIONS: dict[Machine, str] = {
+    Machine.NVPTX: "",
+    Machine.X86_64: (
+        "declare i32 @clock_gettime(i32, ptr)\ndeclare i64 @llvm.readcyclecounter()\n"
+    ),
+}

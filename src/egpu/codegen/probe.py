@@ -1,0 +1,185 @@
+"""compile_probe: a verified program as text that a splicer puts into a kernel."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import PackageNotFoundError, version
+
+from egpu.bpf.program import AttachKind, AttachPoint, Level, Program
+from egpu.codegen.arena import ARENA_HEADER, LAUNCH_BLOCK, LAUNCH_FLAG_CAPTURED
+from egpu.codegen.device_code import DeviceCode, Relocation, RelocKind, Target
+from egpu.codegen.lower import lower
+from egpu.codegen.ptx_text import KernelText, embed
+from egpu.codegen.targets import PTX_ISA, Machine, emit_ptx
+from egpu.errors import InputError, UnsupportedError
+from egpu.verifier.verified import Policy, VerifiedProgram
+
+_DISTRIBUTION = "warpbpf"
+# Changes whenever the code that the same program compiles to changes within one version of egpu.
+_REVISION = 1
+_CONTEXT = "1"  # r1 of a probe: the context is virtual, its address only has to differ from null
+_KINDS = frozenset({AttachKind.ENTRY, AttachKind.EXIT})
+
+
+def compile_probe(
+    vp: VerifiedProgram, *, point: AttachPoint, target: Target = Target.PTX
+) -> DeviceCode:
+    """The probe ``vp`` for ``point``, one of its attach points.
+
+    Raises TypeError for anything that the verifier did not make, InputError for a program that
+    cannot be attached (there), UnsupportedError for what ``target`` cannot do.
+    """
+    _check(vp, point, target)
+    program = vp.program
+    lowered = lower(vp, Machine.NVPTX)
+    start = (
+        "define ptx_kernel void @egpu_probe() #0 {\n"
+        f"{lowered.start(_CONTEXT, '0')}\n  ret void\n}}\n" + KERNEL_ATTRIBUTES
+    )
+    digest = _digest(program, point, target)
+    tag = f"e{digest[:8]}"
+    body = embed(emit_ptx(lowered.module(start)), tag)
+    prologue, relocations = _prologue(point.level, body, tag)
+    text = "\n".join(
+        [
+            *_registers(tag),
+            *body.declarations,
+            *prologue,
+            *body.statements,
+            *_epilogue(body, point, tag),
+        ]
+    )
+    used = dict.fromkeys((*relocations, *body.relocations))
+    return DeviceCode(
+        target=target,
+        program=program.name,
+        kind=point.kind,
+        level=point.level,
+        text=text + "\n",
+        relocations=tuple(used),
+        maps=program.maps,
+        isa=PTX_ISA,
+        digest=digest,
+    )
+
+
+# Jump tables and lookup tables would be module-scope data, which a probe cannot bring along.
+KERNEL_ATTRIBUTES = 'attributes #0 = { nounwind "no-jump-tables"="true" }\n'
+
+
+def _check(vp: VerifiedProgram, point: AttachPoint, target: Target) -> None:
+    if type(vp) is not VerifiedProgram:
+        raise TypeError(f"compile_probe takes a VerifiedProgram, not {type(vp).__name__}")
+    name = vp.program.name
+    if vp.policy is Policy.EXECUTOR:
+        raise InputError(
+            "verified for execution only, it cannot be attached",
+            where=f"program {name}",
+            hint="verify it under Policy.PROBE",
+        )
+    if not vp.program.attach:
+        raise InputError(
+            "has no attach point",
+            where=f"program {name}",
+            hint='give it a section such as SEC("kprobe/<kernel>")',
+        )
+    if point not in vp.program.attach:
+        raise InputError(f"{point} is none of its attach points", where=f"program {name}")
+    if target is not Target.PTX:
+        raise UnsupportedError(f"probes for target {target.value}", needs="target ptx")
+    if point.kind not in _KINDS:
+        raise UnsupportedError(
+            f"program {name}: {point.kind.value} probes inside kernels",
+            needs="an entry (kprobe) or exit (kretprobe) attach point",
+        )
+    if point.level is Level.BLOCK and point.kind is AttachKind.EXIT:
+        raise UnsupportedError(
+            f"program {name}: one exit probe per block",
+            needs="kretprobe (every thread) or kretprobe.warp (one lane a warp)",
+        )
+    reads_start = sorted(f for f in vp.facts.context_fields if f.startswith("start_"))
+    if reads_start and point.kind is not AttachKind.EXIT:
+        raise InputError(
+            f"reads {', '.join(reads_start)} at kernel entry",
+            where=f"program {name}",
+            hint="start values exist in exit probes only",
+        )
+
+
+def _digest(program: Program, point: AttachPoint, target: Target) -> str:
+    """Names everything that the text depends on."""
+    try:
+        release = version(_DISTRIBUTION)
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        release = "source"
+    maps = [
+        (spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.read_only)
+        for spec in program.maps
+    ]
+    parts = (release, _REVISION, target, point.kind, point.level, program.code, maps)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _registers(tag: str) -> list[str]:
+    return [
+        f".reg .pred %{tag}_go;",
+        f".reg .b32 %{tag}_g<4>;",
+        f".reg .b64 %{tag}_gd<4>;",
+    ]
+
+
+def _prologue(level: Level, body: KernelText, tag: str) -> tuple[list[str], tuple[Relocation, ...]]:
+    """What runs before the program, the same branches for all lanes that are together.
+
+    A captured launch asks the arena whether probes are on; then the level chooses who goes on.
+    """
+    go, word, wide = f"%{tag}_go", f"%{tag}_g", f"%{tag}_gd"
+    window = LAUNCH_BLOCK["flags"][0] & ~7
+    shift = 8 * (LAUNCH_BLOCK["flags"][0] - window)
+    flags = Relocation(RelocKind.LAUNCH, window)
+    arena = Relocation(RelocKind.LAUNCH, LAUNCH_BLOCK["device_arena"][0])
+    lines = [f"activemask.b32 {word}0;"] if _rejoins(level, body) else []
+    lines += [
+        f"mov.b64 {wide}0, {flags.symbol};",
+        f"and.b64 {wide}1, {wide}0, {LAUNCH_FLAG_CAPTURED << shift};",
+        f"setp.eq.b64 {go}, {wide}1, 0;",
+        f"@{go} bra $egpu_{tag}_on;",
+        f"mov.b64 {wide}2, {arena.symbol};",
+        f"ld.relaxed.gpu.global.b32 {word}1, [{wide}2+{ARENA_HEADER['enabled'][0]}];",
+        f"setp.eq.b32 {go}, {word}1, 0;",
+        f"@{go} bra {body.end};",
+        f"$egpu_{tag}_on:",
+    ]
+    match level:
+        case Level.THREAD:
+            pass
+        case Level.WARP:  # the first of the lanes that are here together
+            lines += [
+                f"mov.u32 {word}2, %lanemask_lt;",
+                f"and.b32 {word}2, {word}2, {word}0;",
+                f"setp.ne.b32 {go}, {word}2, 0;",
+                f"@{go} bra {body.end};",
+            ]
+        case Level.BLOCK:  # every thread enters exactly once, so thread (0, 0, 0) does
+            lines += [
+                f"mov.u32 {word}2, %tid.x;",
+                f"mov.u32 {word}3, %tid.y;",
+                f"or.b32 {word}2, {word}2, {word}3;",
+                f"mov.u32 {word}3, %tid.z;",
+                f"or.b32 {word}2, {word}2, {word}3;",
+                f"setp.ne.b32 {go}, {word}2, 0;",
+                f"@{go} bra {body.end};",
+            ]
+    return lines, (flags, arena)
+
+
+def _rejoins(level: Level, body: KernelText) -> bool:
+    """Whether lanes part on the way, so that they must meet again before the kernel goes on."""
+    return body.diverges or level is not Level.THREAD
+
+
+def _epilogue(body: KernelText, point: AttachPoint, tag: str) -> list[str]:
+    lines = [f"{body.end}:"]
+    if _rejoins(point.level, body):
+        lines.append(f"bar.warp.sync %{tag}_g0;")
+    return lines
