@@ -1,0 +1,69 @@
+"""What commands share about reading files and writing answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from egpu.errors import InputError
+
+if TYPE_CHECKING:
+    from egpu.report import Report
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON instead of text for people."
+)
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the answer to this file instead of standard output.",
+)
+
+
+def read_file(path: Path) -> bytes:
+    """The file's bytes; InputError that names it if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", where=str(path)) from error
+
+
+@contextmanager
+def destination(path: Path | None) -> Iterator[TextIO]:
+    """The stream for an answer: ``path`` if given, else standard output."""
+    if path is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    try:
+        stream = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be written ({error.strerror})", where=str(path)) from error
+    with stream:
+        yield stream
+
+
+def write_report(report: Report, stream: TextIO, *, as_json: bool) -> None:
+    """Write ``report`` in the format asked for."""
+    if as_json:
+        from egpu.export.json import write_json  # noqa: PLC0415
+
+        write_json(report, stream)
+    else:
+        from egpu.export.text import write_text  # noqa: PLC0415
+
+        write_text(report, stream)
+
+
+def hex_bytes(text: str, what: str) -> bytes:
+    """Bytes from hexadecimal text, white space allowed; InputError (usage) otherwise."""
+    try:
+        return bytes.fromhex("".join(text.split()))
+    except ValueError:
+        raise InputError(f"{what} is not hexadecimal: {text[:40]!r}", usage=True) from None

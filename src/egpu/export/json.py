@@ -1,0 +1,31 @@
+"""Reports and answers of commands as JSON for programs.
+
+Every document is one object that begins with ``schema`` ("egpu.<name>/<number>") and ``egpu`` (the
+version that wrote it).  A schema's number rises when a key goes or changes its meaning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TextIO
+
+from egpu.report import Report
+from egpu.version import VERSION
+
+
+def render_json(schema: str, data: Mapping[str, object]) -> str:
+    """``data`` as an indented JSON document of ``schema``, with a newline at its end."""
+    document = {"schema": f"egpu.{schema}", "egpu": VERSION, **data}
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def render_line(schema: str, data: Mapping[str, object]) -> str:
+    """The same on one line, for streams of documents."""
+    document = {"schema": f"egpu.{schema}", **data}
+    return json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def write_json(report: Report, stream: TextIO) -> None:
+    """Write ``report``'s data to ``stream``."""
+    stream.write(render_json(report.schema, report.data))

@@ -1,0 +1,1 @@
+"""kernelcount: launches, threads and blocks, by kernel and SM."""

@@ -1,0 +1,1 @@
+"""kernellat: how long launches and blocks take."""

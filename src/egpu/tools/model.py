@@ -1,0 +1,81 @@
+"""What every tool's report needs to know of a run, as plain values.
+
+Tools build their reports from these and from what they read in maps, so a report can be tested
+without a workload.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunches:
+    """What the host side saw of one kernel.
+
+    ``name`` is readable (demangled); ``not_probed`` counts launches by reason.  Threads and blocks
+    are the host's arithmetic over the launches that were probed, so a tool's own count must equal
+    them.  ``captured``: launches recorded into a graph, whose replays the host does not see
+    one by one, so the threads of such a kernel have no expected number.
+    """
+
+    kernel_id: int
+    name: str
+    seen: int
+    probed: int
+    not_probed: tuple[tuple[str, int], ...] = ()
+    threads_probed: int = 0
+    blocks_probed: int = 0
+    registers_before: int = 0
+    registers_after: int = 0
+    captured: int = 0
+
+    @property
+    def partial(self) -> bool:
+        """Whether some launches are not in what was counted."""
+        return self.probed != self.seen
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """What egpu itself cost this run.
+
+    ``twin_ms``: building twins, in milliseconds, over ``twins``; ``cached`` of them came from the
+    cache.  ``launch_ns``: the agent's time on the launch path per launch in nanoseconds, None if it
+    was not measured.
+    """
+
+    twins: int = 0
+    cached: int = 0
+    twin_ms: float = 0.0
+    launch_ns: float | None = None
+    records_dropped: int = 0
+    records_missing: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished (or interrupted) run of a workload under a tool.
+
+    ``snapshot``: "" when the final map contents were read, else why the last snapshot is older (a
+    killed workload).  ``warnings`` are said in the report as they are.
+    """
+
+    device: str
+    simulated: bool
+    kernels: tuple[KernelLaunches, ...]
+    cost: RunCost = field(default_factory=RunCost)
+    snapshot: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def partial(self) -> bool:
+        """Whether any number of the report may be lower than what happened."""
+        return bool(self.snapshot) or any(kernel.partial for kernel in self.kernels)
+
+    def name(self, kernel_id: int) -> str:
+        """The readable name of a kernel; "kernel 7" if the host did not name it."""
+        for kernel in self.kernels:
+            if kernel.kernel_id == kernel_id:
+                return kernel.name
+        return f"kernel {kernel_id}"

@@ -1,0 +1,120 @@
+"""The parts that every tool's report has: what was not probed, and what egpu itself cost."""
+
+from __future__ import annotations
+
+from egpu.report import Align, Column, Paragraph, Part, Table, Weight
+from egpu.tools.model import KernelLaunches, Run
+
+PARTIAL = "+"  # stands behind every number that is a lower bound
+
+
+def count(value: int, *, lower_bound: bool) -> str:
+    """A number for a cell, marked if it is only a lower bound."""
+    return f"{value:,}{PARTIAL if lower_bound else ''}"
+
+
+def coverage(run: Run) -> list[Part]:
+    """What is missing from the numbers above; empty if nothing is."""
+    parts: list[Part] = []
+    missing = [kernel for kernel in run.kernels if kernel.partial]
+    if missing:
+        rows = tuple(
+            (kernel.name, reason, f"{number:,}", f"{kernel.seen:,}")
+            for kernel in missing
+            for reason, number in _reasons(kernel)
+        )
+        columns = (
+            Column("KERNEL", Align.LEFT, may_shorten=True),
+            Column("WHY", Align.LEFT, may_shorten=True),
+            Column("LAUNCHES"),
+            Column("OF"),
+        )
+        parts.append(Table("Launches that were not probed", columns, rows))
+    if run.partial:
+        text = f"Numbers with {PARTIAL} are lower bounds: not every launch was probed."
+        if run.snapshot:
+            text = f"Numbers with {PARTIAL} are lower bounds: {run.snapshot}."
+        parts.append(Paragraph(text, Weight.WARNING))
+    parts += [Paragraph(warning, Weight.WARNING) for warning in run.warnings]
+    return parts
+
+
+def cost(run: Run) -> list[Part]:
+    """The cost lines that end every report."""
+    seen = sum(kernel.seen for kernel in run.kernels)
+    probed = sum(kernel.probed for kernel in run.kernels)
+    spent = run.cost
+    clock = " (simulated device)" if run.simulated else ""
+    launch = "" if spent.launch_ns is None else f", {spent.launch_ns:.0f} ns per launch"
+    cached = f" ({spent.cached} from the cache)" if spent.cached else ""
+    lines = [
+        (
+            f"egpu on {run.device}{clock}: {probed:,} of {seen:,} launches probed, "
+            f"{spent.twins} twins built in {spent.twin_ms:.0f} ms{cached}{launch}, "
+            f"{spent.records_dropped:,} records dropped, {spent.records_missing:,} missing."
+        )
+    ]
+    registers = _registers(run.kernels)
+    if registers:
+        lines.append(f"Registers per thread, before -> after: {registers}.")
+    return [Paragraph(line, Weight.COST) for line in lines]
+
+
+def common_data(run: Run) -> dict[str, object]:
+    """The keys that every tool's JSON has."""
+    spent = run.cost
+    return {
+        "device": run.device,
+        "simulated": run.simulated,
+        "partial": run.partial,
+        "snapshot": run.snapshot,
+        "warnings": list(run.warnings),
+        "launches": {
+            "seen": sum(kernel.seen for kernel in run.kernels),
+            "probed": sum(kernel.probed for kernel in run.kernels),
+        },
+        "cost": {
+            "twins": spent.twins,
+            "twins_cached": spent.cached,
+            "twin_ms": round(spent.twin_ms, 3),
+            "launch_ns": spent.launch_ns,
+            "records_dropped": spent.records_dropped,
+            "records_missing": spent.records_missing,
+        },
+    }
+
+
+def launch_data(kernel: KernelLaunches) -> dict[str, object]:
+    """The keys that every kernel of every tool's JSON has."""
+    return {
+        "kernel_id": kernel.kernel_id,
+        "name": kernel.name,
+        "launches_seen": kernel.seen,
+        "launches_probed": kernel.probed,
+        "launches_captured": kernel.captured,
+        "not_probed": dict(_reasons(kernel)),
+        "registers_before": kernel.registers_before,
+        "registers_after": kernel.registers_after,
+        "partial": kernel.partial,
+    }
+
+
+def _reasons(kernel: KernelLaunches) -> tuple[tuple[str, int], ...]:
+    """The reasons, with a row for launches that none of them explains."""
+    explained = sum(number for _, number in kernel.not_probed)
+    rest = kernel.seen - kernel.probed - explained
+    return (*kernel.not_probed, ("unknown", rest)) if rest > 0 else kernel.not_probed
+
+
+def _registers(kernels: tuple[KernelLaunches, ...]) -> str:
+    known = [kernel for kernel in kernels if kernel.registers_after]
+    return ", ".join(
+        f"{_short(kernel.name)} {kernel.registers_before} -> {kernel.registers_after}"
+        for kernel in known
+    )
+
+
+def _short(name: str) -> str:
+    """A name without its parameter list, for running text."""
+    head = name.split("(", 1)[0]
+    return head if len(head) <= 32 else head[:31] + "…"

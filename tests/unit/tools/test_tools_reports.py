@@ -1,0 +1,184 @@
+"""Reports from mock records: what is shown, what is marked, what JSON holds."""
+
+import json
+import tomllib
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from egpu.export.json import render_json, write_json
+from egpu.export.text import render_text
+from egpu.report import Histogram, Paragraph, Report, Weight, duration
+from egpu.tools.kernelcount.report import KernelCount
+from egpu.tools.kernelcount.report import build_report as count_report
+from egpu.tools.kernellat.merge import KernelLatency
+from egpu.tools.kernellat.report import build_report as latency_report
+from egpu.tools.model import KernelLaunches, Run, RunCost
+from egpu.version import VERSION
+
+VADD = KernelLaunches(
+    1, "vadd(float*, float*, int)", 10, 10, (), 2560, 10, registers_before=16, registers_after=20
+)
+LONG = KernelLaunches(
+    2,
+    "void cub::detail::reduce::DeviceReduceKernel<cub::policy_hub<float, int>>(float*, int)",
+    7,
+    4,
+    (("the twin was not ready in time", 2),),
+    4096,
+    32,
+)
+RUN = Run(
+    "NVIDIA H200",
+    False,
+    (VADD, LONG),
+    RunCost(twins=2, cached=1, twin_ms=57.6, launch_ns=81.2),
+)
+COUNTS = [
+    KernelCount(1, (1280, 1280, 0), (1280, 1280, 0), (5, 5, 0)),
+    KernelCount(2, (4096, 0, 0), (4000, 0, 0), (32, 0, 0)),
+]
+
+
+def latency(*values):
+    made = KernelLatency(records=len(values))
+    made.blocks.add(np.array(values, np.int64))
+    made.launches.add(np.array([sum(values)], np.int64))
+    return made
+
+
+def line_with(text, word):
+    return next(line for line in text.splitlines() if word in line)
+
+
+def as_json(report):
+    stream = StringIO()
+    write_json(report, stream)
+    return json.loads(stream.getvalue())
+
+
+def test_kernelcount_marks_partial_totals_and_says_why():
+    text = render_text(count_report(RUN, COUNTS, 0))
+    assert "2,560" in line_with(text, "vadd")
+    assert "2,560+" not in text
+    assert "4,096+" in line_with(text, "void cub")
+    assert "32 on 1" in line_with(text, "void cub")
+    assert "5 on 2" in line_with(text, "vadd")
+    assert "not ready in t" in text
+    assert "unknown" in line_with(text, "unknown")
+    assert "lower bounds" in text
+    assert "4,096 threads entered and 4,000 were seen to leave" in " ".join(text.split())
+
+
+def test_every_report_ends_with_its_own_cost():
+    for report in (count_report(RUN, COUNTS, 0), latency_report(RUN, {}, 0)):
+        last = " ".join(render_text(report).split())
+        assert last.endswith("Registers per thread, before -> after: vadd 16 -> 20.")
+        assert "14 of 17 launches probed, 2 twins built in 58 ms (1 from the cache)" in last
+        assert "81 ns per launch, 0 records dropped, 0 missing" in last
+
+
+@pytest.mark.parametrize("make", [count_report, lambda run, *_: latency_report(run, {}, 3)])
+def test_no_line_is_wider_than_80_columns(make):
+    huge = KernelLaunches(3, "k" * 300, 5_000_000, 1, (("w" * 200, 4_999_999),), 10**12, 10**10)
+    run = Run("device " + "x" * 100, True, (huge,), warnings=("a warning " * 20,))
+    text = render_text(make(run, [KernelCount(3, (10**12,), (10**12,), (10**10,))], 0))
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_kernelcount_json():
+    document = as_json(count_report(RUN, COUNTS, 5))
+    assert document["schema"] == "egpu.kernelcount/1"
+    assert document["partial"] is True
+    assert document["overflow_threads"] == 5
+    assert document["launches"] == {"seen": 17, "probed": 14}
+    assert document["cost"]["twin_ms"] == 57.6
+    second, first = document["kernels"]
+    assert first["name"].startswith("vadd")
+    assert first["threads"] == first["threads_expected"] == 2560
+    assert first["blocks_per_sm"] == [5, 5, 0]
+    assert first["partial"] is False
+    assert second["not_probed"] == {"the twin was not ready in time": 2, "unknown": 1}
+
+
+def test_counts_that_differ_from_the_launches_are_said():
+    wrong = [KernelCount(1, (2559,), (2559,), (10,)), COUNTS[1]]
+    text = " ".join(render_text(count_report(RUN, wrong, 0)).split())
+    assert "counted 2,559 threads in 10 blocks, but its probed launches have 2,560 in 10" in text
+
+
+def test_kernels_without_a_name_are_shown():
+    text = render_text(count_report(Run("d", False, ()), [KernelCount(9, (3,), (3,), (1,))], 0))
+    assert "kernel 9" in text
+
+
+def test_captured_launches_are_explained_and_have_no_expected_number():
+    graph = KernelLaunches(1, "vadd", 1, 1, (), 32, 1, captured=1)
+    report = count_report(Run("d", False, (graph,)), [KernelCount(1, (96,), (96,), (3,))], 0)
+    text = " ".join(render_text(report).split())
+    assert "were recorded into graphs" in text
+    assert "but its probed launches" not in text
+    assert as_json(report)["kernels"][0]["threads_expected"] is None
+
+
+def test_a_killed_workload_makes_every_number_a_lower_bound():
+    run = Run("d", False, (VADD,), snapshot="the workload was killed 1.2 s after the last snapshot")
+    text = render_text(count_report(run, [COUNTS[0]], 0))
+    assert "2,560+" in text
+    assert "killed 1.2 s after" in " ".join(text.split())
+
+
+def test_kernellat_shows_quantiles_and_histogram():
+    run = Run("simulated device", True, (KernelLaunches(1, "vadd", 1, 1, (), 96, 3),))
+    text = render_text(latency_report(run, {1: latency(100, 200, 1500)}, 0))
+    assert "simulated clock" in text
+    assert "1.80 us" in line_with(text, "vadd")
+    assert "1.50 us" in text
+    assert line_with(text, "[64ns, 128ns)").count("@") == 32
+    assert "[256ns, 512ns)" in text  # an empty bucket between full ones
+    assert "lower bound" not in text
+
+
+def test_kernellat_marks_what_is_missing():
+    run = Run("d", False, (KernelLaunches(1, "vadd", 1, 1, (), 160, 5),))
+    merged = latency(100, 200, 1500)
+    merged.incomplete_blocks = 1
+    report = latency_report(run, {1: merged}, 0)
+    text = " ".join(render_text(report).split())
+    assert "3+" in text
+    assert "left out 1 blocks with some of their records and 1 with none" in text
+    document = as_json(report)
+    assert document["partial"] is True
+    assert document["kernels"][0]["blocks_missing"] == 1
+    assert document["kernels"][0]["block"]["log2"][0] == [64, 128, 1]
+
+
+def test_durations():
+    shown = [duration(n) for n in (0, 999, 1000, 12345, 999_499, 999_600, 1.5e9, 3.6e12)]
+    assert shown == [
+        "0 ns",
+        "999 ns",
+        "1.00 us",
+        "12.3 us",
+        "999 us",
+        "1.00 ms",
+        "1.50 s",
+        "3600 s",
+    ]
+
+
+def test_an_empty_histogram_says_so():
+    text = render_text(Report("x/1", (Histogram("h", "ns", ()), Paragraph("end", Weight.COST))))
+    assert "(nothing)" in text
+
+
+def test_json_refuses_what_json_has_no_word_for():
+    with pytest.raises(ValueError, match="Out of range"):
+        render_json("x/1", {"value": float("nan")})
+
+
+def test_the_version_is_the_projects():
+    project = Path(__file__).resolve().parents[3] / "pyproject.toml"
+    assert tomllib.loads(project.read_text())["project"]["version"] == VERSION
