@@ -239,8 +239,8 @@ def _ring_arguments(ring: _Ring, size: str) -> tuple[str, str, str, str]:
 
 
 def _unless_oversize(call: Call, ring: _Ring, size: str, labels: tuple[str, str]) -> None:
-    """Go on in block ``labels[0]`` if a record of ``size`` bytes fits an empty ring; else count it as
-    dropped and go to ``labels[1]``."""
+    """Go on in block ``labels[0]`` if a record of ``size`` bytes fits an empty ring; else count it
+    as dropped and go to ``labels[1]``."""
     body = call.scope.body
     claim, done = labels
     small = body.compare("ule", "i64", size, str(_LARGEST_RECORD))  # so that the sum cannot wrap

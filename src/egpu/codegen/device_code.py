@@ -1,7 +1,7 @@
 """What code generation gives: a probe for one target, with symbolic relocations.
 
-One compile serves every kernel: whatever depends on the kernel or on the map layout is a symbol that
-the splicer resolves.
+One compile serves every kernel: whatever depends on the kernel or on the map layout is a symbol
+that the splicer resolves.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class RelocKind(enum.Enum):
 
         mov.b64 REGISTER, SYMBOL;
 
-    without a guard, on a line of its own, and nowhere else.  The splicer replaces the whole statement
-    by instructions that leave the symbol's 64-bit value in REGISTER (a ``.b64`` register of the
-    probe).  A symbol may occur several times.
+    without a guard, on a line of its own, and nowhere else.  The splicer replaces the whole
+    statement by instructions that leave the symbol's 64-bit value in REGISTER (a ``.b64`` register
+    of the probe).  A symbol may occur several times.
     """
 
     PARAMETER = "__egpu_param_"  # kernel parameter i, declared size, zero-extended to 64 bits

@@ -14,10 +14,10 @@ KERNEL = "egpu_exec"
 def compile_executor_ptx(vp: VerifiedProgram) -> str:
     """PTX with the kernel ``egpu_exec(u64 memory, u64 stride, u64 results, u64 count)``.
 
-    Thread t < count of the grid (one-dimensional) runs the program with r1 = memory + t * stride and
-    r2 = the size that the verifier was given, and writes r0 to ``results[t]``.  Raises TypeError for
-    anything that the verifier did not make, UnsupportedError for a program that needs an arena
-    (maps, launch fields).
+    Thread t < count of the grid (one-dimensional) runs the program with r1 = memory + t * stride
+    and r2 = the size that the verifier was given, and writes r0 to ``results[t]``.  Raises
+    TypeError for anything that the verifier did not make, UnsupportedError for a program that needs
+    an arena (maps, launch fields).
     """
     lowered = lower(vp, Machine.NVPTX)
     if lowered.symbols:

@@ -52,8 +52,8 @@ def _address(memory: ctypes.Array[ctypes.c_char]) -> int:
 def run_host(vp: VerifiedProgram, memory: bytearray, *, arenas: HostArenas | None = None) -> int:
     """Run ``vp`` with r1 = ``memory`` (changed in place), r2 = its size; r0 as an unsigned number.
 
-    Maps live in ``arenas``, or are fresh for this run without it.  Raises TypeError for anything that
-    the verifier did not make, InputError for memory of another size than it was verified for,
+    Maps live in ``arenas``, or are fresh for this run without it.  Raises TypeError for anything
+    that the verifier did not make, InputError for memory of another size than it was verified for,
     UnsupportedError for what exists in a kernel only.
     """
     lowered = lower(vp, Machine.X86_64)

@@ -1,7 +1,7 @@
 """Writing LLVM IR as text: one function at a time.
 
-Values are their IR spelling (``%v7`` or a literal).  Nothing here or above it writes ``nsw``, ``nuw``
-or ``inbounds``: a wrong promise is undefined behaviour, and a verified program needs none.
+Values are their IR spelling (``%v7`` or a literal).  Nothing here or above it writes ``nsw``,
+``nuw`` or ``inbounds``: a wrong promise is undefined behaviour, and a verified program needs none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The device library: bodies of helpers that are more than a line, as LLVM IR.
 
-Written once over the primitives, for every machine; all of it is inlined.  The ring protocol is that
-of ``egpu.maps.layout``.  Whatever involves several lanes takes the mask of active lanes once and
-synchronises only those lanes, which all run the same straight line to the next synchronisation.
+Written once over the primitives, for every machine; all of it is inlined.  The ring protocol is
+that of ``egpu.maps.layout``.  Whatever involves several lanes takes the mask of active lanes once
+and synchronises only those lanes, which all run the same straight line to the next
+synchronisation.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ define internal i64 @egpu.shuffle(i64 %v, i32 %s, i32 %m) {ATTRIBUTES} {{
 # compared signed: the tail may have been read after others moved head and tail on, then the swap
 # fails and the next try sees it.
 _CLAIM = f"""\
-define internal i64 @egpu.claim(i64 %control, i64 %data, i64 %size, i64 %bytes, i64 %count) {ATTRIBUTES} {{
+define internal i64 @egpu.claim(
+    i64 %control, i64 %data, i64 %size, i64 %bytes, i64 %count) {ATTRIBUTES} {{
 entry:
   %head_at = add i64 %control, {_HEAD}
   %tail_at = add i64 %control, {_TAIL}
@@ -115,7 +117,8 @@ done:
 # they all have it): {address of this lane's record or 0, the group's position, the lanes}.  If the
 # lanes' records together are larger than a ring, each lane claims for itself.
 _OUTPUT_BEGIN = f"""\
-define internal {{ i64, i64, i32 }} @egpu.output_begin(i64 %control, i64 %data, i64 %ring, i64 %size, i1 %same) {ATTRIBUTES} {{
+define internal {{ i64, i64, i32 }} @egpu.output_begin(
+    i64 %control, i64 %data, i64 %ring, i64 %size, i1 %same) {ATTRIBUTES} {{
 entry:
   %active = call i32 @egpu.active()
   br i1 %same, label %agreed, label %ask
@@ -169,7 +172,8 @@ join:
 # Publish the group once every lane of it has written: bar.warp.sync orders their writes before the
 # leader's release, which is cumulative (PTX ISA 8.10.7, causality order).
 _OUTPUT_END = f"""\
-define internal void @egpu.output_end(i64 %data, i64 %ring, i64 %size, i64 %position, i32 %mask) {ATTRIBUTES} {{
+define internal void @egpu.output_end(
+    i64 %data, i64 %ring, i64 %size, i64 %position, i32 %mask) {ATTRIBUTES} {{
 entry:
   call void @egpu.sync(i32 %mask)
   %below = call i32 @egpu.lanes_below()
@@ -195,10 +199,11 @@ done:
 }}
 """
 
-# One claim a warp, one group of one record a lane, because each is submitted by itself.  %end gets the
-# position after this lane's group: what submit and discard find the group's position by.
+# One claim a warp, one group of one record a lane, because each is submitted by itself.  %end gets
+# the position after this lane's group: what submit and discard find the group's position by.
 _RESERVE = f"""\
-define internal i64 @egpu.reserve(i64 %control, i64 %data, i64 %ring, i64 %size, ptr %end) {ATTRIBUTES} {{
+define internal i64 @egpu.reserve(
+    i64 %control, i64 %data, i64 %ring, i64 %size, ptr %end) {ATTRIBUTES} {{
 entry:
   %mask0 = call i32 @egpu.active()
   %up = add i64 %size, {_HEADER + 15}
@@ -245,10 +250,11 @@ some:
 """
 
 # Publish or drop a reserved record.  Its position is the largest one below %end that lies at its
-# place in the ring: the record is not released, so no later claim of this thread can be further than
-# one ring ahead of it.  %data may be any ring of the map: rings of one map follow each other.
+# place in the ring: the record is not released, so no later claim of this thread can be further
+# than one ring ahead of it.  %data may be any ring of the map: rings of one map follow each other.
 _COMMIT = f"""\
-define internal void @egpu.commit(i64 %record, i64 %data, i64 %ring, ptr %end, i64 %flag) {ATTRIBUTES} {{
+define internal void @egpu.commit(
+    i64 %record, i64 %data, i64 %ring, ptr %end, i64 %flag) {ATTRIBUTES} {{
 entry:
   %group = sub i64 %record, {_HEADER}
   %offset = sub i64 %group, %data
@@ -266,8 +272,8 @@ entry:
 }}
 """
 
-# BPF_RB_AVAIL_DATA 0, BPF_RB_RING_SIZE 1, BPF_RB_CONS_POS 2, BPF_RB_PROD_POS 3 (uapi/linux/bpf.h), of
-# this SM's ring; the consumer's position is the agent's last copy.
+# BPF_RB_AVAIL_DATA 0, BPF_RB_RING_SIZE 1, BPF_RB_CONS_POS 2, BPF_RB_PROD_POS 3 (uapi/linux/bpf.h),
+# of this SM's ring; the consumer's position is the agent's last copy.
 _QUERY = f"""\
 define internal i64 @egpu.query(i64 %control, i64 %ring, i64 %what) {ATTRIBUTES} {{
 entry:
@@ -339,23 +345,21 @@ DISCARD = RING_DISCARD - (1 << 64)  # as a signed 64-bit literal
 _REFERENCE = re.compile(r"@(egpu\.[a-z_0-9]+)\(")
 
 
-@functools.cache
 def _needs(text: str) -> frozenset[str]:
     return frozenset(_REFERENCE.findall(text))
+
+
+_library_needs = functools.cache(_needs)
 
 
 def declarations(text: str, machine: Machine) -> str:
     """Everything of the library that the functions in ``text`` reach, for ``machine``."""
     known = BODIES | PRIMITIVES[machine]
     wanted: dict[str, None] = {}
-    pending = sorted(_needs_of_program(text) & known.keys())
+    pending = sorted(_needs(text) & known.keys())
     while pending:
         name = pending.pop()
         if name not in wanted:
             wanted[name] = None
-            pending.extend(sorted(_needs(known[name]) & known.keys()))
+            pending.extend(sorted(_library_needs(known[name]) & known.keys()))
     return _INTRINSICS + DECLARATIONS[machine] + "".join(known[name] for name in wanted)
-
-
-def _needs_of_program(text: str) -> frozenset[str]:
-    return frozenset(_REFERENCE.findall(text))

@@ -1,6 +1,6 @@
 """eBPF to LLVM IR: a program becomes one internal function per eBPF function, all inlined.
 
-Every function has the signature ``i64 (i64 r1, ..., i64 r5, ptr state, ptr frame1, ..., ptr frame7)``:
+Every function has the signature ``i64 (i64 r1, ..., i64 r5, ptr state, ptr frame1, ...)``:
 ``state`` is what the program shares (see ``scope``), ``frame k`` the end of the stack frame of the
 k-th caller.  Registers are variables that LLVM turns into values; a callee has its own r6-r9.
 """
@@ -45,7 +45,8 @@ _SIGNATURE = ", ".join(
 class Lowered:
     """IR of a program for one machine, without the function that starts it.
 
-    ``symbols``: what it needs resolved.  ``start`` gives the IR that prepares the state and runs it.
+    ``symbols``: what it needs resolved.  ``start`` gives the IR that prepares its state and runs
+    it.
     """
 
     functions: str
@@ -59,7 +60,8 @@ class Lowered:
         """Instructions that run the program with these r1 and r2 and leave r0 in ``%result``."""
         lines = [f"%state = alloca [{self.state_size} x i8], align 8"]
         lines.append(
-            f"call void @llvm.memset.p0.i64(ptr align 8 %state, i8 0, i64 {self.state_size}, i1 false)"
+            "call void @llvm.memset.p0.i64"
+            f"(ptr align 8 %state, i8 0, i64 {self.state_size}, i1 false)"
         )
         if self.uses_sm:
             lines += [
@@ -256,7 +258,7 @@ class _Function:
         return False
 
     def _keep_terms(self, pc: int) -> None:
-        """Save what read-modify-writes take from registers just before the instruction at ``pc``."""
+        """Save what read-modify-writes take from registers before the instruction at ``pc``."""
         for store_pc, rmw in self._rmw.items():
             for position, term in enumerate(rmw.terms):
                 if term.pc != pc:
@@ -290,7 +292,7 @@ class _Function:
                 value = (high << 32) | (insn.imm & 0xFFFFFFFF)
                 scope.set(insn.dst, str(value))
             case PseudoSrc.MAP_INDEX:
-                # Helpers know their map from the facts; the program sees a pointer that is not null.
+                # Helpers know their map from the facts; the program sees a pointer, not null.
                 scope.set(insn.dst, str(insn.imm + 1))
             case PseudoSrc.MAP_INDEX_VALUE:
                 scope.set(insn.dst, scope.body.add(scope.map_base(insn.imm), high))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from egpu.bpf.isa import AtomicOp, Form, Kind
 from egpu.bpf.program import Insn
-from egpu.codegen.atomics import Atomic, MemoryScope, base_of, emit, plain
+from egpu.codegen.atomics import Atomic, MemoryScope, Operands, emit, plain
 from egpu.codegen.context import load_context
 from egpu.codegen.ir import GENERIC, GLOBAL
 from egpu.codegen.scope import Scope
@@ -63,9 +63,9 @@ def _read_only(scope: Scope, operand: Operand) -> bool:
 def load_from(scope: Scope, place: Place, bits: int) -> str:
     """Load ``bits`` bits.
 
-    What other threads may write is loaded as LLVM's ``unordered`` in block scope (PTX ``ld.relaxed.cta``,
-    which the L1 cache may answer): a plain load may be done twice, and a bound that was checked on
-    the first value would not hold for the second."""
+    What other threads may write is loaded as LLVM's ``unordered`` in block scope (PTX
+    ``ld.relaxed.cta``, which the L1 cache may answer): a plain load may be done twice, and a bound
+    that was checked on the first value would not hold for the second."""
     kind = f"i{bits}"
     if place.shared and place.align >= bits // 8:
         return scope.body.value(
@@ -104,55 +104,60 @@ def lower_atomic(scope: Scope, pc: int, insn: Insn, form: Form) -> None:
     """STX ATOMIC; CMPXCHG compares with r0 and always loads the old value into it."""
     body, bits = scope.body, form.width
     op = AtomicOp(insn.imm)
-    operand = scope.operand(pc, insn.dst)
     value = body.resize(scope.get(insn.src), 64, bits)
     compare = body.resize(scope.get(0), 64, bits) if op is AtomicOp.CMPXCHG else ""
-    old = _atomic(scope, pc, insn, operand, Atomic(op, bits, _scope_of(operand)), value, compare)
+    old = _Target(scope, pc, insn).perform(op, bits, value, compare)
     if old is not None:
         scope.set(0 if op is AtomicOp.CMPXCHG else insn.src, body.resize(old, bits, 64))
 
 
-def _scope_of(operand: Operand) -> MemoryScope:
-    if operand.regions == {Region.STACK}:
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The memory that an atomic at ``pc`` works on: ``insn.dst + insn.off``."""
+
+    scope: Scope
+    pc: int
+    insn: Insn
+
+    def perform(self, op: AtomicOp, bits: int, value: str, compare: str = "") -> str | None:
+        """Write ``op``; the old value if it gives one."""
+        scope, body, machine = self.scope, self.scope.body, self.scope.unit.machine
+        regions = scope.operand(self.pc, self.insn.dst).regions
+        if not regions <= _GLOBAL_REGIONS | {Region.STACK}:
+            names = ", ".join(sorted(region.value for region in regions))
+            raise InternalError(f"instruction {self.pc}: atomic on {names}")
+        atomic = Atomic(op, bits, _memory_scope(regions))
+        if atomic.scope is MemoryScope.THREAD and machine is Machine.NVPTX:
+            place = place_of(scope, self.pc, self.insn.dst, self.insn.off, bits // 8)
+            return plain(body, atomic, place.pointer, Operands("", value, compare))
+        address = body.add(scope.get(self.insn.dst), self.insn.off)
+        operands = Operands(address, value, compare)
+        if Region.STACK in regions and machine is Machine.NVPTX:
+            return _either(scope, atomic, operands)
+        return emit(body, machine, atomic, operands)
+
+
+def _memory_scope(regions: frozenset[Region]) -> MemoryScope:
+    if regions == {Region.STACK}:
         return MemoryScope.THREAD
-    return MemoryScope.SYS if Region.RECORD in operand.regions else MemoryScope.GPU
+    return MemoryScope.SYS if Region.RECORD in regions else MemoryScope.GPU
 
 
-def _atomic(
-    scope: Scope,
-    pc: int,
-    insn: Insn,
-    operand: Operand,
-    atomic: Atomic,
-    value: str,
-    compare: str,
-) -> str | None:
-    body, machine = scope.body, scope.unit.machine
-    if atomic.scope is MemoryScope.THREAD and machine is Machine.NVPTX:
-        place = place_of(scope, pc, insn.dst, insn.off, atomic.bits // 8)
-        return plain(body, atomic, place.pointer, value, compare)
-    if not operand.regions <= _GLOBAL_REGIONS | {Region.STACK}:
-        raise InternalError(f"instruction {pc}: atomic on {operand.regions}")
-    address = body.add(scope.get(insn.dst), insn.off)
-    if Region.STACK in operand.regions and machine is Machine.NVPTX:
-        return _either(scope, atomic, address, value, compare)
-    return emit(body, machine, atomic, address, value, compare)
-
-
-def _either(scope: Scope, atomic: Atomic, address: str, value: str, compare: str) -> str | None:
+def _either(scope: Scope, atomic: Atomic, operands: Operands) -> str | None:
     """An atomic on what may be the stack: PTX atomics cannot reach local memory."""
     body, kind = scope.body, f"i{atomic.bits}"
     local, shared, after = body.fresh("local"), body.fresh("global"), body.fresh("after")
     result = body.variable(body.fresh("old"), kind)
-    pointer = body.pointer(address, "ptr")
-    body.branch_if(body.value(f"call i1 @llvm.nvvm.isspacep.local(ptr {pointer})"), local, shared)
+    pointer = body.pointer(operands.address, "ptr")
+    is_local = body.value(f"call i1 @llvm.nvvm.isspacep.local(ptr {pointer})")
+    body.branch_if(is_local, local, shared)
     body.label(local)
-    first = plain(body, atomic, pointer, value, compare)
+    first = plain(body, atomic, pointer, operands)
     if first is not None:
         body.store(kind, first, "ptr", result, 8)
     body.branch(after)
     body.label(shared)
-    second = emit(body, Machine.NVPTX, atomic, address, value, compare)
+    second = emit(body, Machine.NVPTX, atomic, operands)
     if second is not None:
         body.store(kind, second, "ptr", result, 8)
     body.branch(after)
@@ -174,10 +179,8 @@ def lower_rmw(scope: Scope, pc: int, insn: Insn, rmw: Rmw, terms: list[str]) -> 
     LLVM would merge a loop of the plain form into one load and one store, so this happens before it
     sees any of them."""
     body, bits = scope.body, 8 * rmw.size
-    op = _RMW_OPS[rmw.op]
     value = terms[0]
     for term in terms[1:]:
         value = body.binary(rmw.op.value, "i64", value, term)
-    operand = scope.operand(pc, insn.dst)
-    atomic = Atomic(base_of(op), bits, _scope_of(operand))
-    _atomic(scope, pc, insn, operand, atomic, body.resize(value, 64, bits), "")
+    target = _Target(scope, pc, insn)
+    target.perform(_RMW_OPS[rmw.op], bits, body.resize(value, 64, bits))

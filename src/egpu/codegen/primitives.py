@@ -32,17 +32,19 @@ def _special(name: str, kind: str, register: str, *, pure: bool) -> str:
     )
 
 
-def _asm(
-    name: str, result: str, parameters: str, asm: str, constraints: str, more: str = ""
-) -> str:
-    """A function that is one ordered piece of assembly over its parameters."""
-    call = f'call {result} asm sideeffect "{asm}", "{constraints}"({parameters}) nounwind {more}'
+def _asm(name: str, result: str, parameters: str, asm: str, *constraints: str) -> str:
+    """A function that is one ordered piece of assembly over its parameters; what follows the
+    constraints are attributes."""
+    operands, *more = constraints
+    call = f'call {result} asm sideeffect "{asm}", "{operands}"({parameters}) nounwind ' + " ".join(
+        more
+    )
     body = f"  {call}\n  ret void" if result == "void" else f"  %r = {call}\n  ret {result} %r"
     return _function(name, result, parameters, body)
 
 
-# Special registers: (name, type, PTX register, may be merged).  %smid and %warpid can change while a
-# thread runs (PTX ISA 10.5, 10.8), so each read stays where it is.
+# Special registers: (name, type, PTX register, may be merged).  %smid and %warpid can change while
+# a thread runs (PTX ISA 10.5, 10.8), so each read stays where it is.
 _SPECIAL: tuple[tuple[str, str, str, bool], ...] = (
     *((f"{field}_{axis}", "i32", f"%{register}.{axis}", True)
       for field, register in (("tid", "tid"), ("ntid", "ntid"), ("ctaid", "ctaid"),
@@ -62,7 +64,8 @@ _PTX_FUNCTIONS = (
     # Section 9.7.14: which lanes run this very instruction.
     _asm("active", "i32", "", "activemask.b32 $0;", "=r", "convergent"),
     # Section 9.7.9.6: lanes of the mask with the same value.
-    _asm("match", "i32", "i64 %v, i32 %m", "match.any.sync.b64 $0, $1, $2;", "=r,l,r", "convergent"),
+    _asm("match", "i32", "i64 %v, i32 %m",
+         "match.any.sync.b64 $0, $1, $2;", "=r,l,r", "convergent"),
     _asm("shuffle32", "i32", "i32 %v, i32 %s, i32 %m",
          "shfl.sync.idx.b32 $0, $1, $2, 31, $3;", "=r,r,r,r", "convergent"),
     # Section 9.7.13.2: also orders memory among the lanes of the mask.

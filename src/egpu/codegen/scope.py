@@ -1,4 +1,4 @@
-"""What lowering one function of a program needs: its registers, its frame, the facts, the symbols."""
+"""What lowering one function of a program needs: registers, frame, facts and symbols."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Code-generation targets: triple, CPU, data layout, and LLVM's way from IR text to code.
 
 LLVM is loaded on first use, so that importing egpu loads no native library.  LLVM aborts the whole
-process on combinations that it cannot lower, so what reaches it is fixed here: one CPU a target, and
-its data layout at the head of every module.
+process on combinations that it cannot lower, so what reaches it is fixed here: one CPU a target,
+and its data layout at the head of every module.
 """
 
 from __future__ import annotations
