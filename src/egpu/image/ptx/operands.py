@@ -116,7 +116,7 @@ def _named(cursor: Cursor, names: Names) -> Operand:
             return Pair(register, _named_after_bar(cursor, names))
         return register
     if following in ("+", "-"):
-        return Symbol(word, _displacement(cursor))
+        return Symbol(word, parse_displacement(cursor))
     if following == "|":
         cursor.at += 1
         return Pair(Symbol(word), _named_after_bar(cursor, names))
@@ -139,7 +139,7 @@ def _address(cursor: Cursor, names: Names, depth: int) -> Address:
         word = cursor.take()
         base = Register(word) if names.is_register(word) else Symbol(word)
         if cursor.token in ("+", "-"):
-            offset = _displacement(cursor)
+            offset = parse_displacement(cursor)
     else:
         offset = parse_constant(cursor)
     extra: list[Operand] = []
@@ -149,7 +149,8 @@ def _address(cursor: Cursor, names: Names, depth: int) -> Address:
     return Address(base, offset, tuple(extra))
 
 
-def _displacement(cursor: Cursor) -> int:
+def parse_displacement(cursor: Cursor) -> int:
+    """The sum of the ``+n`` and ``-n`` at the cursor, 0 if none stands there."""
     total = 0
     while cursor.token in ("+", "-"):
         sign = -1 if cursor.take() == "-" else 1
