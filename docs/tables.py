@@ -54,8 +54,7 @@ def origin(field: Field) -> str:
         case Source.PARAMETER:
             return f"kernel parameter {int(field.detail) + 1}, zero-extended (`PT_REGS_PARM`)"
         case Source.SPECIAL:
-            name = field.detail if field.detail.startswith("%") else f"`{field.detail}`"
-            return f"PTX {name}"
+            return f"PTX `{field.detail}`"
         case Source.LAUNCH:
             return "launch block"
         case Source.START:
