@@ -1,0 +1,20 @@
+"""The composer: object files, verifier, code generation, splicing, agent and maps in one run."""
+
+from egpu.session.arenas import Arena, Maps, Ring, RingTotals
+from egpu.session.objects import Collection, combine
+from egpu.session.session import Options, Session, SessionCost, run
+from egpu.session.twins import TwinReport
+
+__all__ = [
+    "Arena",
+    "Collection",
+    "Maps",
+    "Options",
+    "Ring",
+    "RingTotals",
+    "Session",
+    "SessionCost",
+    "TwinReport",
+    "combine",
+    "run",
+]

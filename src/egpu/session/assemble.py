@@ -1,0 +1,124 @@
+"""PTX to machine code: ptxas if there is one, else the driver's own compiler.
+
+The driver takes PTX text as a module image, so without ``ptxas`` a twin is handed over as text and
+compiled where it is loaded.  That is slower at attach and not cached by egpu, but nothing is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from egpu.errors import UnsupportedError
+from egpu.session.cache import TwinCache
+from egpu.splice import ptxas_arguments
+
+_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Ptxas:
+    """An assembler: its path and the last line of ``--version`` (part of the cache key)."""
+
+    path: str
+    version: str
+
+
+def find_ptxas() -> Ptxas | None:
+    """The first ptxas that runs: ``$EGPU_PTXAS``, PATH, CUDA_HOME, the toolkit, the pip wheel.
+
+    ``EGPU_PTXAS=none`` means that there is none.
+    """
+    explicit = os.environ.get("EGPU_PTXAS")
+    if explicit == "none":
+        return None
+    for candidate in [explicit] if explicit else _candidates():
+        if candidate is None:
+            continue
+        try:
+            answer = subprocess.run(
+                [candidate, "--version"], capture_output=True, text=True, timeout=30, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return Ptxas(candidate, answer.stdout.strip().splitlines()[-1])
+    return None
+
+
+def _candidates() -> list[str | None]:
+    found = [shutil.which("ptxas")]
+    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    found += [str(Path(root) / "bin" / "ptxas") for root in roots if root]
+    for entry in sys.path:  # the nvidia-cuda-nvcc wheel: nvidia/cu13/bin/ptxas
+        found += [str(path) for path in Path(entry or ".").glob("nvidia/cu*/bin/ptxas")]
+    return found
+
+
+class Assembler:
+    """Turns a twin's PTX into the image that the agent loads."""
+
+    def __init__(self, ptxas: Ptxas | None, cache: TwinCache | None) -> None:
+        self._ptxas = ptxas
+        self._cache = cache
+        self.cached = 0  # twins taken from the cache
+        self.assembled = 0
+
+    @property
+    def description(self) -> str:
+        """What assembles, for reports."""
+        return self._ptxas.version if self._ptxas else "the driver's own compiler (no ptxas found)"
+
+    @property
+    def cache_failure(self) -> str:
+        """Why twins are not being cached, "" if they are."""
+        return self._cache.failure if self._cache else ""
+
+    def assemble(self, text: str, target: str, device: int) -> bytes:
+        """Machine code of ``text`` for a device of arch ``device`` (90), or the text itself
+        (NUL-terminated) without ptxas.  ``target`` is the text's ``.target``.
+
+        Raises UnsupportedError with the assembler's first message if it refuses the text.
+        """
+        if self._ptxas is None:
+            return text.encode() + b"\0"
+        arguments = ptxas_arguments(target, device, source="twin.ptx", output="twin.cubin")
+        key = TwinCache.key(text, " ".join(arguments), self._ptxas.version)
+        code = self._cache.load(key) if self._cache else None
+        if code is not None:
+            self.cached += 1
+            return code
+        code = _run(self._ptxas, text, arguments)
+        self.assembled += 1
+        if self._cache:
+            self._cache.store(key, code)
+        return code
+
+
+def _run(ptxas: Ptxas, text: str, arguments: tuple[str, ...]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="egpu-ptxas-") as folder:
+        try:
+            Path(folder, "twin.ptx").write_text(text)
+            run = subprocess.run(
+                [ptxas.path, *arguments],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+            if run.returncode == 0:
+                return Path(folder, "twin.cubin").read_bytes()
+        except subprocess.TimeoutExpired:
+            raise UnsupportedError(
+                f"this kernel (ptxas did not finish in {_TIMEOUT_S} s)"
+            ) from None
+        except OSError as error:
+            raise UnsupportedError(f"assembling the twin ({error.strerror or error})") from error
+    message = (run.stderr or run.stdout).strip().splitlines() or [f"exit code {run.returncode}"]
+    first = next((line for line in message if "error" in line or "fatal" in line), message[0])
+    raise UnsupportedError(f"this kernel (ptxas refuses the twin: {first.strip()})")

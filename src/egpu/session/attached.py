@@ -1,0 +1,67 @@
+"""Verified programs and what they are attached to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from egpu.bpf.demangle import demangle
+from egpu.bpf.program import AttachKind, AttachPoint
+from egpu.bpf.sections import matches
+from egpu.codegen import DeviceCode, compile_probe
+from egpu.verifier import VerifiedProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """One program at one of its attach points."""
+
+    program: VerifiedProgram
+    point: AttachPoint
+
+
+class ProbeSet:
+    """The programs of a session; compiles each once per (program, kind, level)."""
+
+    def __init__(self, programs: Sequence[VerifiedProgram], *, only: str = "") -> None:
+        """``only`` is a glob that narrows every attach point to the kernels it matches."""
+        self._attachments = tuple(
+            Attachment(verified, point)
+            for verified in programs
+            for point in verified.program.attach
+        )
+        self._only = only
+        self._compiled: dict[tuple[int, str, str], DeviceCode] = {}
+
+    @property
+    def attachments(self) -> tuple[Attachment, ...]:
+        return self._attachments
+
+    def matching(self, kernel: str) -> tuple[Attachment, ...]:
+        """What to put into ``kernel`` (mangled name); each program at most once per site kind."""
+        readable = demangle(kernel)
+        if self._only and not matches(_narrowing(self._only), kernel, readable):
+            return ()
+        chosen: dict[tuple[int, str, str], Attachment] = {}
+        for attachment in self._attachments:
+            if matches(attachment.point, kernel, readable):
+                chosen.setdefault(_key(attachment), attachment)
+        return tuple(chosen.values())
+
+    def compiled(self, attachment: Attachment) -> DeviceCode:
+        """The device code of ``attachment``, compiled at the first call."""
+        key = _key(attachment)
+        code = self._compiled.get(key)
+        if code is None:
+            code = compile_probe(attachment.program, point=attachment.point)
+            self._compiled[key] = code
+        return code
+
+
+def _key(attachment: Attachment) -> tuple[int, str, str]:
+    point = attachment.point
+    return id(attachment.program), point.kind.value, point.level.value
+
+
+def _narrowing(pattern: str) -> AttachPoint:
+    return AttachPoint(AttachKind.ENTRY, pattern)

@@ -1,0 +1,76 @@
+"""Several objects in one session: one tuple of maps, indices rewritten.
+
+A session lays out ONE arena for everything it runs, so the map indices of each object are shifted
+to its place in the common tuple before anything is verified or compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from egpu.bpf.program import AttachKind, Insn, MapSpec, Object, Program, PseudoSrc
+from egpu.errors import InputError, UnsupportedError
+
+_LD_IMM64 = 0x18
+_PROBED = frozenset({AttachKind.ENTRY, AttachKind.EXIT})
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """The programs of every object over the common ``maps``; ``names`` are the maps' public names.
+
+    A map that only one object declares under its name keeps it; others are called "object.map".
+    """
+
+    programs: tuple[Program, ...]
+    maps: tuple[MapSpec, ...]
+    names: tuple[str, ...]
+
+
+def combine(objects: Sequence[Object]) -> Collection:
+    """Merge ``objects``; InputError if there is no program that can be attached to a kernel."""
+    maps = tuple(spec for obj in objects for spec in obj.maps)
+    programs: list[Program] = []
+    base = 0
+    for obj in objects:
+        for program in obj.programs:
+            _refuse_other_kinds(obj, program)
+            programs.append(replace(program, code=_shift_maps(program.code, base), maps=maps))
+        base += len(obj.maps)
+    if not programs:
+        names = ", ".join(obj.name for obj in objects) or "no object"
+        raise InputError(
+            "no program to attach",
+            where=names,
+            hint='give a program a section such as SEC("kprobe/<kernel>")',
+        )
+    return Collection(tuple(programs), maps, _public_names(objects))
+
+
+def _refuse_other_kinds(obj: Object, program: Program) -> None:
+    for point in program.attach:
+        if point.kind not in _PROBED:
+            raise UnsupportedError(
+                f'{obj.name}: program {program.name}: attach point "{program.section}" '
+                f"({point.kind.value})",
+                needs="a kprobe/ or kretprobe/ section; other kinds have no runner yet",
+            )
+
+
+def _shift_maps(code: tuple[Insn, ...], base: int) -> tuple[Insn, ...]:
+    """Add ``base`` to every map index of ``code``."""
+    indexed = (PseudoSrc.MAP_INDEX, PseudoSrc.MAP_INDEX_VALUE)
+    out: list[Insn] = []
+    second = False
+    for insn in code:
+        is_reference = not second and insn.opcode == _LD_IMM64 and insn.src in indexed
+        out.append(replace(insn, imm=insn.imm + base) if is_reference else insn)
+        second = not second and insn.opcode == _LD_IMM64
+    return tuple(out)
+
+
+def _public_names(objects: Sequence[Object]) -> tuple[str, ...]:
+    declared = [(obj.name, spec.name) for obj in objects for spec in obj.maps]
+    plain = [name for _, name in declared]
+    return tuple(name if plain.count(name) == 1 else f"{owner}.{name}" for owner, name in declared)

@@ -1,0 +1,274 @@
+"""A session: a workload under the agent, its probes, its maps (design.md section 11)."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from egpu.agent import Server, launch
+from egpu.agent.twin import (
+    ArenaSetup,
+    DeviceInfo,
+    KernelSeen,
+    KernelStats,
+    Refused,
+    Twin,
+    Unmatched,
+)
+from egpu.bpf.object import read_object
+from egpu.bpf.program import Object
+from egpu.errors import InputError
+from egpu.session.arenas import Arenas, Maps
+from egpu.session.assemble import Assembler, find_ptxas
+from egpu.session.attached import ProbeSet
+from egpu.session.cache import TwinCache, default_directory
+from egpu.session.objects import combine
+from egpu.session.twins import TwinBuilder, TwinReport
+from egpu.sim import SimulatedDevice
+from egpu.verifier import VerifiedProgram, verify
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a workload is run.
+
+    ``simulated``: on the simulated device, even if there is a GPU.  ``kernels``: a glob that
+    narrows every attach point.  ``twin_wait_s``: how long the first launch of a kernel waits for its twin.
+    ``allow_occupancy_loss``: use twins with fewer resident blocks per SM.  ``follow``: probe child
+    processes too.  ``cache``: keep assembled twins on disk.  ``snapshot_period_s``: how often maps
+    are copied to where the session reads them.
+    """
+
+    simulated: bool = False
+    kernels: str = ""
+    twin_wait_s: float = 10.0
+    allow_occupancy_loss: bool = False
+    follow: bool = True
+    cache: bool = True
+    snapshot_period_s: float = 1.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCost:
+    """What egpu itself did.
+
+    ``build_ms``: building all ``twins``, in milliseconds, of which ``cached`` were not assembled
+    anew.  ``instructions``: worst case that the probes of one site add to a thread.
+    """
+
+    twins: int
+    cached: int
+    build_ms: float
+    instructions: int
+    records_dropped: int
+    records_missing: int
+
+
+class Session:
+    """A running (or finished) workload.  Context manager; leaving it ends the workload's probes.
+
+    Made by :func:`run`.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        verified: Sequence[VerifiedProgram],
+        names: Sequence[str],
+        options: Options,
+    ) -> None:
+        maps = verified[0].program.maps
+        self._options = options
+        self._arenas = Arenas(maps, names)
+        self._verified = tuple(verified)
+        self._cleanup = contextlib.ExitStack()
+        self._notes: list[str] = []
+        self._assembler = self._make_assembler()
+        self._broker = _Broker(
+            TwinBuilder(
+                ProbeSet(verified, only=options.kernels),
+                None if options.simulated else self._assembler,
+                self._arenas.layout,
+                allow_occupancy_loss=options.allow_occupancy_loss,
+            ),
+            self._arenas,
+        )
+        try:
+            self._start(argv)
+        except BaseException:
+            self._cleanup.close()
+            raise
+
+    @property
+    def maps(self) -> Maps:
+        """The maps of every object, by name."""
+        return self._maps
+
+    @property
+    def pid(self) -> int:
+        """The started process."""
+        return self._process.pid
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the workload runs on the simulated device."""
+        return self._options.simulated
+
+    @property
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """The devices on which probes ran so far."""
+        return tuple(dict.fromkeys(arena.device for arena in self._arenas.all()))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that a report must say (no assembler, cache not writable, stale snapshot)."""
+        notes = list(self._notes)
+        if self._assembler.cache_failure:
+            notes.append(self._assembler.cache_failure)
+        return tuple(notes)
+
+    def running(self) -> bool:
+        """Whether the started process still runs."""
+        return self._process.poll() is None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the started process; its exit status, negative for a signal.
+
+        ``subprocess.TimeoutExpired`` after ``timeout`` seconds.
+        """
+        status = self._process.wait(timeout)
+        self._server.drain()
+        return status
+
+    def kernels(self) -> tuple[KernelStats, ...]:
+        """What the agents counted, by kernel."""
+        return self._server.stats()
+
+    def twins(self) -> tuple[TwinReport, ...]:
+        """What became of every kernel that a probe matched."""
+        return self._broker.builder.reports()
+
+    def snapshot(self, timeout: float = 5.0) -> bool:
+        """Have every agent copy its maps now; False if one did not answer in time."""
+        return self._server.snapshot(timeout)
+
+    def stale(self) -> str:
+        """How old the maps are if the workload did not end normally, "" if they are complete."""
+        old = [arena for arena in self._arenas.all() if not arena.host.final]
+        if not old or self.running():
+            return ""
+        taken = min(arena.host.snapshot().time_ns for arena in old)
+        if not taken:
+            return "the workload ended before its maps were copied once"
+        age = (time.monotonic_ns() - taken) / 1e9
+        return f"the workload did not end normally; its maps are as they were {age:.1f} s ago"
+
+    def cost(self) -> SessionCost:
+        """What egpu itself did so far."""
+        built = [report for report in self.twins() if not report.reason]
+        rings = [ring.totals() for ring in self._maps.rings()]
+        return SessionCost(
+            twins=len(built),
+            cached=self._assembler.cached,
+            build_ms=sum(report.build_ms for report in built),
+            instructions=sum(program.cost.instructions for program in self._verified),
+            records_dropped=sum(total.dropped for total in rings),
+            records_missing=sum(total.holes for total in rings),
+        )
+
+    def detach(self) -> None:
+        """Take the probes out: from now on launches run the untouched kernels."""
+        self._server.detach()
+
+    def close(self) -> None:
+        """End the probes (not the workload), and release every map. May be called twice."""
+        self._cleanup.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _make_assembler(self) -> Assembler:
+        ptxas = None if self._options.simulated else find_ptxas()
+        if ptxas is None and not self._options.simulated:
+            self._notes.append("no ptxas found: the driver's own compiler assembles the twins")
+        cache = TwinCache(default_directory()) if self._options.cache else None
+        return Assembler(ptxas, cache)
+
+    def _start(self, argv: Sequence[str]) -> None:
+        folder = tempfile.mkdtemp(prefix="egpu-")  # made with mode 0700
+        self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        self._cleanup.callback(self._arenas.close)
+        environment = dict(self._options.environment)
+        if self._options.simulated:
+            device = self._cleanup.enter_context(SimulatedDevice())
+            environment.update(device.environment())
+        self._server = Server(
+            Path(folder),
+            self._broker,
+            twin_wait_s=self._options.twin_wait_s,
+            snapshot_period_s=self._options.snapshot_period_s,
+        )
+        self._cleanup.callback(self._server.close)
+        self._maps = self._arenas.views()
+        self._process = launch(
+            argv, self._server.socket_path, environment=environment, follow=self._options.follow
+        )
+
+
+class _Broker:
+    """Answers the server's questions; called on its worker threads."""
+
+    def __init__(self, builder: TwinBuilder, arenas: Arenas) -> None:
+        self.builder = builder
+        self._arenas = arenas
+
+    def open_device(self, pid: int, device: DeviceInfo) -> ArenaSetup:
+        return self._arenas.open(pid, device)
+
+    def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
+        return self.builder.resolve(seen)
+
+    def process_started(self, pid: int, command: str) -> None:
+        """Nothing to do: arenas are made when a context appears."""
+
+    def process_ended(self, pid: int) -> None:
+        """Nothing to do: the maps of a process outlive it."""
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    programs: Object | str | Path | Sequence[Object | str | Path],
+    options: Options | None = None,
+) -> Session:
+    """Start ``argv`` with the programs of ``programs`` (objects or paths of them) attached.
+
+    Everything is read and verified before the workload starts.  Raises InputError (VerifierError
+    for a program that was refused), UnsupportedError, or OSError if the command cannot be started.
+    """
+    if not argv:
+        raise InputError("no command to run", hint="put it behind --", usage=True)
+    given = [programs] if isinstance(programs, (Object, str, Path)) else list(programs)
+    collection = combine([_object(item) for item in given])
+    verified = [verify(program) for program in collection.programs]
+    return Session(argv, verified, collection.names, options or Options())
+
+
+def _object(item: Object | str | Path) -> Object:
+    if isinstance(item, Object):
+        return item
+    path = Path(item)
+    try:
+        return read_object(path.read_bytes(), path.name)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
