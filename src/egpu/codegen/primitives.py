@@ -11,7 +11,9 @@ from __future__ import annotations
 from egpu.codegen.targets import Machine
 
 PURE = "nounwind willreturn memory(none)"
-ATTRIBUTES = "alwaysinline nounwind"
+# Convergent, as some of them reach warp-wide assembly: LLVM must not move or double their calls before
+# they are inlined; what holds no such assembly loses the attribute by itself.
+ATTRIBUTES = "alwaysinline convergent nounwind"
 PREFIX = "egpu."
 
 

@@ -1,0 +1,78 @@
+"""A helper call being lowered: its arguments in memory, and copying from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from egpu.bpf.helpers import Helper
+from egpu.codegen.ir import GLOBAL
+from egpu.codegen.memory import Place, load_from, place_of
+from egpu.codegen.scope import Scope
+
+_UNROLLED = 256  # bytes up to which a copy is straight code
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A helper call being lowered."""
+
+    scope: Scope
+    pc: int
+    helper: Helper
+
+
+def argument_place(call: Call, register: int, size: int) -> Place:
+    """Where a memory argument of ``size`` bytes points."""
+    place = place_of(call.scope, call.pc, register, 0, size)
+    return Place(place.pointer, place.space, min(place.align, 8), place.shared)
+
+
+def copy(call: Call, address: str, source: Place, size: int) -> None:
+    """Copy ``size`` bytes to the 8-byte aligned ``address`` in words, so that no word is ever seen
+    half-written."""
+    scope, body = call.scope, call.scope.body
+    if size > _UNROLLED:
+        copy_run_time(call, address, source, str(size))
+        return
+    offset = 0
+    while offset < size:
+        step = next(width for width in (8, 4, 2, 1) if width <= size - offset)
+        pointer = source.pointer
+        if offset:
+            pointer = body.value(f"getelementptr i8, {source.space} {pointer}, i64 {offset}")
+        align = math.gcd(source.align, offset) if offset else source.align
+        piece = Place(pointer, source.space, min(align, 8), source.shared)
+        value = load_from(scope, piece, 8 * step)
+        target = body.pointer(body.add(address, offset))
+        body.store(f"i{8 * step}", value, GLOBAL, target, step)
+        offset += step
+
+
+def copy_run_time(call: Call, address: str, source: Place, size: str) -> None:
+    """Copy a number of bytes that is large or known at run time only: words, then the rest."""
+    body = call.scope.body
+    words = body.binary("and", "i64", size, "-8")
+    _loop(call, address, source, ("0", words, 8))
+    _loop(call, address, source, (words, size, 1))
+
+
+def _loop(call: Call, address: str, source: Place, piece: tuple[str, str, int]) -> None:
+    scope, body = call.scope, call.scope.body
+    start, end, step = piece
+    test, step_label, after = body.fresh("copy"), body.fresh("step"), body.fresh("copied")
+    counter = body.variable(body.fresh("at"), "i64")
+    body.store("i64", start, "ptr", counter, 8)
+    body.branch(test)
+    body.label(test)
+    offset = body.load("i64", "ptr", counter, 8)
+    body.branch_if(body.compare("ult", "i64", offset, end), step_label, after)
+    body.label(step_label)
+    pointer = body.value(f"getelementptr i8, {source.space} {source.pointer}, i64 {offset}")
+    align = min(source.align, step)
+    value = load_from(scope, Place(pointer, source.space, align, source.shared), 8 * step)
+    target = body.pointer(body.binary("add", "i64", address, offset))
+    body.store(f"i{8 * step}", value, GLOBAL, target, step)
+    body.store("i64", body.add(offset, step), "ptr", counter, 8)
+    body.branch(test)
+    body.label(after)

@@ -1,0 +1,188 @@
+"""Ring-buffer helpers: the ring of this SM, by the protocol of ``egpu.maps.layout``.
+
+Claiming, publishing and whatever several lanes do together are functions of the device library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from egpu.bpf.maptypes import Storage, traits
+from egpu.codegen.arena import RING_CONTROL, RING_GROUP_HEADER
+from egpu.codegen.device_code import RelocKind
+from egpu.codegen.helper_call import Call, argument_place, copy, copy_run_time
+from egpu.codegen.scope import STATE_MAPS, Scope
+
+# Linux's errno values as helpers give them (uapi/asm-generic/errno-base.h).
+_E2BIG, _EAGAIN, _EINVAL = -7, -11, -22
+_RING_FLAGS = 3  # BPF_RB_NO_WAKEUP | BPF_RB_FORCE_WAKEUP: nobody sleeps, so both do nothing
+_LARGEST_RECORD = 1 << 30  # bytes, no ring is larger
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """This SM's ring of a map: 64-bit values."""
+
+    control: str
+    data: str
+    size: str
+    state: str  # pointer to the word that holds the end of the last reserved group
+
+
+def _ring_records(scope: Scope, index: int) -> str:
+    """Where the records of ring map ``index`` begin: SM slot 0's ring."""
+    return scope.body.binary(
+        "add", "i64", scope.launch("host_arena"), scope.symbol(RelocKind.RING_DATA, index)
+    )
+
+
+def _ring(call: Call) -> _Ring:
+    scope, body = call.scope, call.scope.body
+    index, _ = scope.map_at(call.pc, 1)
+    control = body.binary(
+        "add", "i64", scope.launch("device_arena"), scope.symbol(RelocKind.MAP, index)
+    )
+    size = scope.symbol(RelocKind.RING_SIZE, index)
+    skip = body.binary("mul", "i64", scope.slot(), size)
+    data = body.binary("add", "i64", _ring_records(scope, index), skip)
+    return _Ring(scope.of_slot(control, index), data, size, scope.state(STATE_MAPS + 8 * index))
+
+
+def _ring_arguments(ring: _Ring, size: str) -> tuple[str, str, str, str]:
+    return f"i64 {ring.control}", f"i64 {ring.data}", f"i64 {ring.size}", f"i64 {size}"
+
+
+def _unless_oversize(call: Call, ring: _Ring, size: str, labels: tuple[str, str]) -> None:
+    """Go on in block ``labels[0]`` if a record of ``size`` bytes fits an empty ring; else count it
+    as dropped and go to ``labels[1]``."""
+    body = call.scope.body
+    claim, done = labels
+    small = body.compare("ule", "i64", size, str(_LARGEST_RECORD))  # so that the sum cannot wrap
+    group = body.binary("and", "i64", body.add(size, RING_GROUP_HEADER + 15), "-16")
+    fits = body.binary("and", "i1", small, body.compare("ule", "i64", group, ring.size))
+    oversize = body.fresh("oversize")
+    body.branch_if(fits, claim, oversize)
+    body.label(oversize)
+    dropped = body.add(ring.control, RING_CONTROL["dropped"][0])
+    body.call_void("egpu.add_gpu", f"i64 {dropped}", "i64 1")
+    body.branch(done)
+    body.label(claim)
+
+
+def ring_output(call: Call) -> str:
+    scope, body = call.scope, call.scope.body
+    ring = _ring(call)
+    known = scope.operand(call.pc, 3).value
+    size = str(known) if known is not None else scope.get(3)
+    result = body.variable(body.fresh("output"), "i64")
+    flags = body.compare("ugt", "i64", scope.get(4), str(_RING_FLAGS))
+    empty = body.compare("eq", "i64", size, "0")
+    wrong = body.binary("or", "i1", flags, empty)
+    first = body.select(wrong, "i64", str(_EINVAL), str(_E2BIG))
+    body.store("i64", first, "ptr", result, 8)
+    claim, write, done = body.fresh("claim"), body.fresh("write"), body.fresh("done")
+    right = body.fresh("right")
+    body.branch_if(wrong, done, right)
+    body.label(right)
+    _unless_oversize(call, ring, size, (claim, done))
+    arguments = _ring_arguments(ring, size)
+    kind = "{ i64, i64, i32 }"
+    begun = body.call(
+        kind, "egpu.output_begin", *arguments, f"i1 {'true' if known is not None else 'false'}"
+    )
+    record = body.value(f"extractvalue {kind} {begun}, 0")
+    body.store("i64", str(_EAGAIN), "ptr", result, 8)
+    body.branch_if(body.compare("eq", "i64", record, "0"), done, write)
+    body.label(write)
+    source = argument_place(call, 2, known or 1)
+    if known is not None:
+        copy(call, record, source, known)
+    else:
+        copy_run_time(call, record, source, size)
+    position = body.value(f"extractvalue {kind} {begun}, 1")
+    mask = body.value(f"extractvalue {kind} {begun}, 2")
+    body.call_void("egpu.output_end", *arguments[1:], f"i64 {position}", f"i32 {mask}")
+    body.store("i64", "0", "ptr", result, 8)
+    body.branch(done)
+    body.label(done)
+    return body.load("i64", "ptr", result, 8)
+
+
+def ring_reserve(call: Call) -> str:
+    scope, body = call.scope, call.scope.body
+    ring = _ring(call)
+    size = scope.get(2)
+    result = body.variable(body.fresh("record"), "i64")
+    body.store("i64", "0", "ptr", result, 8)
+    claim, done = body.fresh("claim"), body.fresh("done")
+    right = body.fresh("right")
+    body.branch_if(body.compare("eq", "i64", scope.get(3), "0"), right, done)  # as Linux
+    body.label(right)
+    _unless_oversize(call, ring, size, (claim, done))
+    record = body.call("i64", "egpu.reserve", *_ring_arguments(ring, size), f"ptr {ring.state}")
+    body.store("i64", record, "ptr", result, 8)
+    body.branch(done)
+    body.label(done)
+    return body.load("i64", "ptr", result, 8)
+
+
+def ring_commit(flag: int) -> Callable[[Call], None]:
+    def build(call: Call) -> None:
+        scope = call.scope
+        record = scope.get(1)
+        data, size, state = _ring_of_record(call, record)
+        scope.body.call_void(
+            "egpu.commit",
+            f"i64 {record}",
+            f"i64 {data}",
+            f"i64 {size}",
+            f"ptr {state}",
+            f"i64 {flag}",
+        )
+
+    return build
+
+
+def _ring_of_record(call: Call, record: str) -> tuple[str, str, str]:
+    """(first byte of the map's rings, bytes of one ring, state word) of the map of a record.
+
+    A record's address says which map it is of, where the facts do not."""
+    scope, body = call.scope, call.scope.body
+    known = scope.operand(call.pc, 1).map
+    program = scope.unit.verified.program
+    rings = [
+        index
+        for index, spec in enumerate(program.maps)
+        if traits(spec.type).storage is Storage.RING
+    ]
+    first, *others = rings if known is None else [known]
+    data, size, state = _candidate(scope, first)
+    for index in others:
+        other = _candidate(scope, index)
+        distance = body.binary("sub", "i64", record, other[0])
+        extent = body.binary("mul", "i64", scope.symbol(RelocKind.SM_SLOTS), other[1])
+        here = body.compare("ult", "i64", distance, extent)
+        data = body.select(here, "i64", other[0], data)
+        size = body.select(here, "i64", other[1], size)
+        state = body.select(here, "ptr", other[2], state)
+    return data, size, state
+
+
+def _candidate(scope: Scope, index: int) -> tuple[str, str, str]:
+    return (
+        _ring_records(scope, index),
+        scope.symbol(RelocKind.RING_SIZE, index),
+        scope.state(STATE_MAPS + 8 * index),
+    )
+
+
+def ring_query(call: Call) -> str:
+    ring = _ring(call)
+    return call.scope.body.call(
+        "i64",
+        "egpu.query",
+        f"i64 {ring.control}",
+        f"i64 {ring.size}",
+        f"i64 {call.scope.get(2)}",
+    )
