@@ -1,0 +1,393 @@
+"""Names of C++ functions from their mangled form (Itanium C++ ABI, section 5.1).
+
+Enough of the grammar for the kernels that compilers emit: nested and templated names, builtin,
+pointer, array and function types, literals, substitutions.  Whatever it does not know leaves the
+name as it is: a wrong name would attach a probe to the wrong kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_MAX_DEPTH = 64
+_MAX_LENGTH = 1 << 15  # of a mangled name, and of its demangled form
+
+_BUILTIN = {
+    "v": "void", "w": "wchar_t", "b": "bool", "c": "char", "a": "signed char",
+    "h": "unsigned char", "s": "short", "t": "unsigned short", "i": "int", "j": "unsigned int",
+    "l": "long", "m": "unsigned long", "x": "long long", "y": "unsigned long long",
+    "n": "__int128", "o": "unsigned __int128", "f": "float", "d": "double", "e": "long double",
+    "g": "__float128", "z": "...",
+    "Dh": "half", "Di": "char32_t", "Ds": "char16_t", "Du": "char8_t", "Dn": "decltype(nullptr)",
+    "Da": "auto", "DF16_": "_Float16", "DF16b": "std::bfloat16_t",
+}  # fmt: skip
+_STANDARD = {
+    "St": "std", "Sa": "std::allocator", "Sb": "std::basic_string", "Ss": "std::string",
+    "Si": "std::istream", "So": "std::ostream", "Sd": "std::iostream",
+}  # fmt: skip
+_OPERATORS = {"cl": "operator()", "pl": "operator+", "mi": "operator-", "ml": "operator*"}
+_QUALIFIERS = {"K": " const", "V": " volatile", "r": " restrict"}
+_POINTERS = {"P": "*", "R": "&", "O": "&&"}
+_LITERAL_SUFFIX = {"int": "", "unsigned int": "u", "long": "l", "unsigned long": "ul",
+                   "long long": "ll", "unsigned long long": "ull"}  # fmt: skip
+
+
+class _Unknown(Exception):
+    """The name uses what this demangler does not know."""
+
+
+def demangle(mangled: str) -> str:
+    """The readable form without a return type; ``mangled`` itself if it is not understood."""
+    if not mangled.startswith("_Z") or len(mangled) > _MAX_LENGTH:
+        return mangled
+    try:
+        return _Demangler(mangled).encoding()
+    except _Unknown:
+        return mangled
+
+
+def name_forms(demangled: str) -> tuple[str, ...]:
+    """What people call a function: in full, then without arguments, template arguments, scope."""
+    plain = _before_arguments(demangled)
+    bare = _without_templates(plain)
+    forms = (demangled, plain, bare, bare.rpartition("::")[2], _last_component(plain))
+    return tuple(dict.fromkeys(form for form in forms if form))
+
+
+def _before_arguments(name: str) -> str:
+    """Cut the argument list: the first "(" outside template brackets that does not open a name."""
+    depth = 0
+    for at, character in enumerate(name):
+        if character == "<":
+            depth += 1
+        elif character == ">":
+            depth -= 1
+        elif character == "(" and depth == 0 and at and not name.startswith("(anonymous", at):
+            return name[:at]
+    return name
+
+
+def _without_templates(name: str) -> str:
+    out: list[str] = []
+    depth = 0
+    for character in name:
+        depth += character == "<"
+        if depth == 0:
+            out.append(character)
+        depth -= character == ">"
+    return "".join(out) if depth == 0 else name
+
+
+def _last_component(name: str) -> str:
+    depth = 0
+    for at in range(len(name) - 1, 0, -1):
+        depth += (name[at] == ">") - (name[at] == "<")
+        if depth == 0 and name.startswith("::", at - 1):
+            return name[at + 1 :]
+    return name
+
+
+@dataclass(slots=True)
+class _Demangler:
+    """Recursive descent over one name."""
+
+    text: str
+    at: int = 2
+    depth: int = 0
+    substitutions: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)  # of the innermost named template
+    is_template: bool = False
+    is_member_const: bool = False
+
+    def _peek(self, what: str) -> bool:
+        return self.text.startswith(what, self.at)
+
+    def _take(self, what: str) -> bool:
+        if not self._peek(what):
+            return False
+        self.at += len(what)
+        return True
+
+    def _expect(self, what: str) -> None:
+        if not self._take(what):
+            raise _Unknown
+
+    def _character(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def encoding(self) -> str:
+        """<mangled-name> ::= _Z <name> <bare-function-type>, and the suffixes of clones."""
+        name = self._name()
+        ended = not self.text[self.at :]
+        if ended:
+            return name
+        if self._character() == ".":
+            return name
+        if self.is_template:
+            self._type()  # the return type, which only templates mangle
+        types = self._types_until_end()
+        return f"{name}({', '.join(types)}){' const' if self.is_member_const else ''}"
+
+    def _types_until_end(self) -> list[str]:
+        types: list[str] = []
+        while self.at < len(self.text) and self._character() not in (".", "E"):
+            types.append(self._type())
+        if self._character() == "E":
+            raise _Unknown
+        return [] if types == ["void"] else list(filter(None, types))
+
+    def _enter(self) -> None:
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise _Unknown
+
+    def _checked(self, text: str) -> str:
+        if len(text) > _MAX_LENGTH:
+            raise _Unknown
+        return text
+
+    def _name(self) -> str:
+        self._enter()
+        if self._peek("N"):
+            name = self._nested()
+        elif self._peek("Z"):
+            raise _Unknown  # names local to a function
+        else:
+            name = self._unscoped()
+        self.depth -= 1
+        return name
+
+    def _unscoped(self) -> str:
+        if self._peek("S") and not self._peek("St"):
+            name = self._substitution()
+            if not self._peek("I"):
+                raise _Unknown
+        else:
+            prefix = "std::" if self._take("St") else ""
+            name = prefix + self._source_name()
+            if self._peek("I"):
+                self.substitutions.append(name)
+        self.is_template = self._peek("I")
+        return self._checked(name + self._template_arguments()) if self.is_template else name
+
+    def _nested(self) -> str:
+        """N [qualifiers] <prefix> <unqualified-name> E"""
+        self._expect("N")
+        while self._character() in _QUALIFIERS and self._character():
+            self.is_member_const |= self._character() == "K"
+            self.at += 1
+        name = ""
+        is_template = False
+        while not self._take("E"):
+            if self._peek("I") and name:
+                name += self._template_arguments()
+                is_template = True
+            elif self._peek("S"):
+                if name:
+                    raise _Unknown
+                name = "std" if self._take("St") else self._substitution()
+                is_template = False
+                continue
+            elif self._peek("T") and not name:
+                name = self._template_parameter()
+            else:
+                part = self._source_name()
+                name = f"{name}::{part}" if name else part
+                is_template = False
+            self._checked(name)
+            if not self._peek("E"):
+                self.substitutions.append(name)
+        self.is_template = is_template
+        return name
+
+    def _source_name(self) -> str:
+        for code, operator in _OPERATORS.items():
+            if self._take(code):
+                return operator
+        self._take("L")  # internal linkage
+        start = self.at
+        while self._character().isascii() and self._character().isdigit():
+            self.at += 1
+        if start == self.at or self.at - start > 5:
+            raise _Unknown
+        length = int(self.text[start : self.at])
+        name = self.text[self.at : self.at + length]
+        if len(name) < length or length == 0:
+            raise _Unknown
+        self.at += length
+        if self._take("B"):
+            raise _Unknown  # ABI tags
+        return "(anonymous namespace)" if name.startswith("_GLOBAL__N") else name
+
+    def _sequence(self) -> int:
+        """The number before "_": nothing is 0, "0" is 1, in base 36."""
+        start = self.at
+        while self._character() != "_":
+            if not (self._character().isdigit() or self._character().isupper()):
+                raise _Unknown
+            self.at += 1
+        digits = self.text[start : self.at]
+        self.at += 1
+        if len(digits) > 4:
+            raise _Unknown
+        return int(digits, 36) + 1 if digits else 0
+
+    def _substitution(self) -> str:
+        two = self.text[self.at : self.at + 2]
+        if two in _STANDARD:
+            self.at += 2
+            return _STANDARD[two]
+        self._expect("S")
+        index = self._sequence()
+        if index >= len(self.substitutions):
+            raise _Unknown
+        return self.substitutions[index]
+
+    def _template_parameter(self) -> str:
+        self._expect("T")
+        index = self._sequence()
+        if index >= len(self.arguments):
+            raise _Unknown
+        return self.arguments[index]
+
+    def _template_arguments(self) -> str:
+        self._enter()
+        self._expect("I")
+        arguments: list[str] = []
+        while not self._take("E"):
+            arguments.append(self._template_argument())
+        self.arguments = arguments
+        self.depth -= 1
+        return self._checked(f"<{', '.join(filter(None, arguments))}>")
+
+    def _template_argument(self) -> str:
+        if self._take("J"):  # a pack, one argument for those who name it by number
+            arguments: list[str] = []
+            while not self._take("E"):
+                arguments.append(self._template_argument())
+            return ", ".join(arguments)
+        if self._peek("L"):
+            return self._literal()
+        if self._peek("X"):
+            raise _Unknown  # expressions
+        return self._type()
+
+    def _literal(self) -> str:
+        self._expect("L")
+        if self._peek("_Z"):
+            raise _Unknown
+        kind = self._type()
+        end = self.text.find("E", self.at)
+        digits = self.text[self.at : end] if end >= 0 else ""
+        negative = digits.startswith("n")
+        if not digits.removeprefix("n").isdigit():
+            raise _Unknown
+        self.at = end + 1
+        value = ("-" if negative else "") + digits.removeprefix("n")
+        if kind == "bool":
+            return {"0": "false", "1": "true"}.get(value, f"(bool){value}")
+        if kind in _LITERAL_SUFFIX:
+            return value + _LITERAL_SUFFIX[kind]
+        return f"({kind}){value}"
+
+    def _type(self) -> str:
+        self._enter()
+        text = self._checked(self._any_type())
+        self.depth -= 1
+        return text
+
+    def _any_type(self) -> str:
+        for code in (self.text[self.at : self.at + size] for size in (5, 2, 1)):
+            if code in _BUILTIN:
+                self.at += len(code)
+                return _BUILTIN[code]
+        character = self._character()
+        if character in _QUALIFIERS:
+            return self._qualified()
+        if character in _POINTERS:
+            self.at += 1
+            return self._add(_indirect(self._type(), _POINTERS[character]))
+        if self._take("A"):
+            return self._array()
+        if character == "F":
+            return self._function()
+        if self._take("Dp"):
+            if character != "D" or not self._peek("T"):
+                raise _Unknown  # a pattern around a pack, repeated for each element
+            return self._add(self._type())
+        if character == "T":
+            return self._add(self._with_arguments(self._template_parameter(), known=False))
+        if character == "S" and not self._peek("St"):
+            return self._with_arguments(self._substitution(), known=True)
+        if character == "N" or character.isdigit() or self._peek("St"):
+            return self._add(self._class_name())
+        raise _Unknown
+
+    def _class_name(self) -> str:
+        """A named type; its template arguments are not those that T_ of the function means."""
+        saved = self.arguments, self.is_template, self.is_member_const
+        name = self._name()
+        self.arguments, self.is_template, self.is_member_const = saved
+        return name
+
+    def _with_arguments(self, name: str, *, known: bool) -> str:
+        if not self._peek("I"):
+            return name
+        if not known:
+            self.substitutions.append(name)
+        saved = self.arguments
+        text = name + self._template_arguments()
+        self.arguments = saved
+        return self._add(text) if known else text
+
+    def _qualified(self) -> str:
+        codes = ""
+        while self._character() and self._character() in _QUALIFIERS:
+            codes += self._character()
+            self.at += 1
+        inner = self._type()
+        return self._add(inner + "".join(_QUALIFIERS[code] for code in reversed(codes)))
+
+    def _array(self) -> str:
+        start = self.at
+        while self._character().isdigit():
+            self.at += 1
+        size = self.text[start : self.at]
+        self._expect("_")
+        element = self._type()
+        if not element.endswith("]"):
+            return self._add(f"{element} [{size}]")
+        head, tail = _split(element, " [")
+        return self._add(f"{head} [{size}][{tail}")
+
+    def _function(self) -> str:
+        self._expect("F")
+        self._take("Y")
+        result = self._type()
+        types: list[str] = []
+        while not self._take("E"):
+            types.append(self._type())
+        return self._add(f"{result} ({', '.join([] if types == ['void'] else types)})")
+
+    def _add(self, text: str) -> str:
+        self.substitutions.append(text)
+        return text
+
+
+def _split(declarator: str, mark: str) -> tuple[str, str]:
+    """What stands before and after ``mark``, which must not be inside a template argument."""
+    head, _, tail = declarator.partition(mark)
+    if head.count("<") != head.count(">"):
+        raise _Unknown
+    return head, tail
+
+
+def _indirect(inner: str, mark: str) -> str:
+    """Pointer or reference to ``inner``: for arrays and functions it goes inside."""
+    if inner.endswith("]"):
+        head, tail = _split(inner, " [")
+        return f"{head} ({mark}) [{tail}"
+    if inner.endswith(")"):
+        head, tail = _split(inner, " (")
+        return f"{head} ({mark})({tail}"
+    return inner + mark

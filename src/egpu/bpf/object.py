@@ -1,0 +1,112 @@
+"""Object files: libbpf-style ``.bpf.o`` to programs and maps."""
+
+from __future__ import annotations
+
+from egpu.bpf.btf import Btf
+from egpu.bpf.btf_ext import BtfExt, parse_btf_ext
+from egpu.bpf.elf import Elf, Section, read_elf
+from egpu.bpf.link import CodeFunction, Linker
+from egpu.bpf.object_maps import read_maps
+from egpu.bpf.program import MapSpec, Object, Program
+from egpu.bpf.sections import parse_section
+from egpu.errors import InputError, UnsupportedError
+
+_SUBPROGRAMS = ".text"  # libbpf: functions of this section are never programs
+MAX_BTF = 16 << 20  # bytes
+
+
+def read_object(data: bytes, name: str) -> Object:
+    """Read an object: every global function outside ``.text`` is a program.
+
+    Programs hold, after their main function, the functions they reach, in the order of first use.
+    ``name`` (a path) is for messages and becomes the object's name.
+    Raises InputError, with section and offset, for anything malformed; UnsupportedError for what is
+    well formed and egpu does not have: CO-RE relocations, extern symbols, maps in maps, ….
+    """
+    elf = read_elf(data, name)
+    btf = _read_btf(elf)
+    ext = _read_btf_ext(elf, btf)
+    _refuse_core(elf, ext)
+    maps = read_maps(elf, btf)
+    linker = Linker(elf, maps, ext.lines)
+    license = _license(elf)
+    programs: dict[str, Program] = {}
+    for function in linker.functions.values():
+        section = elf.sections[function.section]
+        if section.name == _SUBPROGRAMS or function.is_static:
+            continue
+        if function.name in programs:
+            raise InputError(
+                f"two programs are called {function.name!r}", where=_where(elf, section)
+            )
+        programs[function.name] = _program(elf, linker, function, maps.specs, license)
+    return Object(name, tuple(programs.values()), maps.specs, license, btf)
+
+
+def _program(
+    elf: Elf, linker: Linker, function: CodeFunction, maps: tuple[MapSpec, ...], license: str
+) -> Program:
+    section = elf.sections[function.section]
+    try:
+        attach = parse_section(section.name, function.name)
+    except InputError as error:
+        raise InputError(error.message, where=elf.name, hint=error.hint) from error
+    linked = linker.link(function)
+    return Program(
+        function.name,
+        section.name,
+        linked.code,
+        linked.functions,
+        maps=maps,
+        attach=attach,
+        lines=linked.lines,
+        license=license,
+    )
+
+
+def _where(elf: Elf, section: Section) -> str:
+    return f"{elf.name}: section {section.index} ({section.name})"
+
+
+def _read_btf(elf: Elf) -> Btf | None:
+    section = elf.section(".BTF")
+    if section is None:
+        return None
+    if len(section.data) > MAX_BTF:
+        raise InputError(f"{len(section.data)} bytes, limit {MAX_BTF}", where=_where(elf, section))
+    return Btf.parse(bytes(section.data), _where(elf, section))
+
+
+def _read_btf_ext(elf: Elf, btf: Btf | None) -> BtfExt:
+    section = elf.section(".BTF.ext")
+    if section is None or btf is None:
+        return BtfExt({}, ())
+    if len(section.data) > MAX_BTF:
+        raise InputError(f"{len(section.data)} bytes, limit {MAX_BTF}", where=_where(elf, section))
+    return parse_btf_ext(bytes(section.data), btf, _where(elf, section))
+
+
+def _refuse_core(elf: Elf, ext: BtfExt) -> None:
+    """CO-RE relocations need the BTF of the running kernel."""
+    if not ext.core:
+        return
+    first = ext.core[0]
+    lines = [line for line in ext.lines.get(first.section, ()) if line.offset <= first.offset]
+    place = f"{elf.name}: section {first.section}, offset {first.offset}"
+    if lines:
+        place += f" ({lines[-1].file}:{lines[-1].line})"
+    raise UnsupportedError(
+        f"CO-RE relocation ({first.kind} of {first.type or 'an anonymous type'}) at {place}",
+        needs="types without preserve_access_index; egpu.bpf.h has none",
+    )
+
+
+def _license(elf: Elf) -> str:
+    section = elf.section("license")
+    if section is None:
+        return ""
+    text, _, _ = bytes(section.data[:256]).partition(b"\0")
+    try:
+        return text.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise InputError("the licence is not ASCII text", where=_where(elf, section)) from error
