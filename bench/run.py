@@ -48,13 +48,13 @@ def entry_exit(folder: Path, level: str, launches: int) -> dict:
     program = HERE / "probes" / f"entry_exit_{level}.bpf.o"
     with session.run(argv, programs=str(program)) as running:
         code = running.wait()
+        counts = (running.maps["counts"][0], running.maps["counts"][1])
     if code != 0:
         sys.exit(f"kernels under {program.name}: exit {code}: {output.read_text()}")
     result = last_json(output.read_text())
-    counts = running.maps["counts"]
     expected = result["probed_threads"]
-    if (counts[0], counts[1]) != (expected, expected):
-        sys.exit(f"{program.name}: counted {counts[0]} and {counts[1]}, expected {expected}")
+    if counts != (expected, expected):
+        sys.exit(f"{program.name}: counted {counts}, expected {expected}")
     for row in result["kernels"]:
         row["control_ratio"] = round(row["control_us"] / row["plain_us"], 4)
         row["probed_ratio"] = round(row["probed_us"] / row["plain_us"], 4)

@@ -86,32 +86,33 @@ def probe(name: str) -> str:
     return str(HERE / "probes" / f"{name}.bpf.o")
 
 
-def run_object(built: Built, workload: str, name: str) -> session.Session:
-    """The session of a finished run of ``workload`` under one of our objects."""
+@contextmanager
+def finished(built: Built, workload: str, name: str) -> Iterator[session.Session]:
+    """The session of a finished run of ``workload`` under one of our objects, its maps readable."""
     with session.run([built.program(workload)], programs=probe(name)) as running:
         code = running.wait()
-    require(code == 0, f"{workload}: exit {code}")
-    return running
+        require(code == 0, f"{workload}: exit {code}")
+        require(not running.stale(), running.stale())
+        yield running
 
 
 def increments(built: Built) -> str:
     """10^8 threads add one to a per-SM map: `*v += 1` loses none, and agrees with the atomics."""
-    finished = run_object(built, "increments", "increments")
-    per_sm, shared = finished.maps["per_sm"], finished.maps["shared"]
-    counts = {"plain": per_sm[0], "atomic": per_sm[1], "shared": shared[0]}
+    with finished(built, "increments", "increments") as run:
+        per_sm, shared = run.maps["per_sm"], run.maps["shared"]
+        counts = {"plain": per_sm[0], "atomic": per_sm[1], "shared": shared[0]}
+        used = sum(1 for value in per_sm.per_sm(0) if value)
     require(set(counts.values()) == {INCREMENTS}, f"expected {INCREMENTS} of each: {counts}")
-    used = sum(1 for value in per_sm.per_sm(0) if value)
     return f"{INCREMENTS:,} counted on {used} SMs, three ways"
 
 
 def one_of_two(built: Built) -> str:
     """A probe on one of two kernels that write the same variables."""
     unprobed = plain([built.program("runtime_static")])
-    totals = unprobed.last["kernels"]["writer_probed"]
-    finished = run_object(built, "runtime_static", "one_kernel")  # exits 1 on a wrong result
-    counts = finished.maps["counts"]
-    expected = totals["threads"]
-    require((counts[0], counts[1]) == (expected, expected), f"{counts[0]}, {counts[1]}: {expected}")
+    expected = unprobed.last["kernels"]["writer_probed"]["threads"]
+    with finished(built, "runtime_static", "one_kernel") as run:  # it exits 1 on a wrong result
+        counts = (run.maps["counts"][0], run.maps["counts"][1])
+    require(counts == (expected, expected), f"counted {counts}, expected {expected}")
     return f"{expected:,} entries and exits"
 
 
