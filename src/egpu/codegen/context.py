@@ -18,7 +18,8 @@ _PRIMITIVES: dict[str, tuple[str, int]] = {
        for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"},
     "%laneid": ("lane", 32),
     "%warpid": ("warp", 32),
-    "activemask": ("active", 32),
+    # Not the lanes that run the read: a warp-level probe has one of those left.
+    "activemask": ("site_mask", 32),
     "%globaltimer": ("globaltimer", 64),
     "%clock64": ("clock", 64),
 }  # fmt: skip

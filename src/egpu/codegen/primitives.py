@@ -11,10 +11,12 @@ from __future__ import annotations
 from egpu.codegen.targets import Machine
 
 PURE = "nounwind willreturn memory(none)"
-# Convergent, as some of them reach warp-wide assembly: LLVM must not move or double their calls before
-# they are inlined; what holds no such assembly loses the attribute by itself.
+# Convergent, as some of them reach warp-wide assembly: LLVM must not move or double their calls
+# before they are inlined; what holds no such assembly loses the attribute by itself.
 ATTRIBUTES = "alwaysinline convergent nounwind"
 PREFIX = "egpu."
+# Stands for the register in which a probe keeps the lanes that came to its site; not a PTX register.
+SITE_MASK = "%egpu_site_mask"
 
 
 def _function(name: str, result: str, parameters: str, body: str) -> str:
@@ -55,6 +57,7 @@ _SPECIAL: tuple[tuple[str, str, str, bool], ...] = (
     ("lane", "i32", "%laneid", True),
     ("lanes_below", "i32", "%lanemask_lt", True),
     ("own_lane", "i32", "%lanemask_eq", True),
+    ("site_mask", "i32", SITE_MASK, True),
     ("sm", "i32", "%smid", False),
     ("warp", "i32", "%warpid", False),
     ("globaltimer", "i64", "%globaltimer", False),
@@ -91,6 +94,7 @@ _ONE_THREAD: dict[str, int] = {
     **{f"{field}_{axis}": 0 for field in ("tid", "ctaid") for axis in "xyz"},
     **{f"{field}_{axis}": 1 for field in ("ntid", "nctaid") for axis in "xyz"},
     "lane": 0, "lanes_below": 0, "own_lane": 1, "sm": 0, "warp": 0, "active": 1,
+    "site_mask": 1,
 }  # fmt: skip
 
 _CLOCK = """  %t = alloca { i64, i64 }, align 8

@@ -9,6 +9,7 @@ from egpu.bpf.program import AttachKind, AttachPoint, Level, Program
 from egpu.codegen.arena import ARENA_HEADER, LAUNCH_BLOCK, LAUNCH_FLAG_CAPTURED
 from egpu.codegen.device_code import DeviceCode, Relocation, RelocKind, Target
 from egpu.codegen.lower import lower
+from egpu.codegen.primitives import SITE_MASK
 from egpu.codegen.ptx_text import KernelText, embed
 from egpu.codegen.targets import PTX_ISA, Machine, emit_ptx
 from egpu.errors import InputError, UnsupportedError
@@ -16,7 +17,7 @@ from egpu.verifier.verified import Policy, VerifiedProgram
 
 _DISTRIBUTION = "warpbpf"
 # Changes whenever the code that the same program compiles to changes within one version of egpu.
-_REVISION = 1
+_REVISION = 2
 _CONTEXT = "1"  # r1 of a probe: the context is virtual, its address only has to differ from null
 _KINDS = frozenset({AttachKind.ENTRY, AttachKind.EXIT})
 
@@ -45,7 +46,7 @@ def compile_probe(
             *_registers(tag),
             *body.declarations,
             *prologue,
-            *body.statements,
+            *(line.replace(SITE_MASK, f"%{tag}_g0") for line in body.statements),
             *_epilogue(body, point, tag),
         ]
     )
@@ -138,7 +139,9 @@ def _prologue(level: Level, body: KernelText, tag: str) -> tuple[list[str], tupl
     shift = 8 * (LAUNCH_BLOCK["flags"][0] - window)
     flags = Relocation(RelocKind.LAUNCH, window)
     arena = Relocation(RelocKind.LAUNCH, LAUNCH_BLOCK["device_arena"][0])
-    lines = [f"activemask.b32 {word}0;"] if _rejoins(level, body) else []
+    lines = []
+    if _rejoins(level, body) or _reads_mask(body):
+        lines.append(f"activemask.b32 {word}0;")
     lines += [
         f"mov.b64 {wide}0, {flags.symbol};",
         f"and.b64 {wide}1, {wide}0, {LAUNCH_FLAG_CAPTURED << shift};",
@@ -171,6 +174,10 @@ def _prologue(level: Level, body: KernelText, tag: str) -> tuple[list[str], tupl
                 f"@{go} bra {body.end};",
             ]
     return lines, (flags, arena)
+
+
+def _reads_mask(body: KernelText) -> bool:
+    return any(SITE_MASK in line for line in body.statements)
 
 
 def _rejoins(level: Level, body: KernelText) -> bool:
