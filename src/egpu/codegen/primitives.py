@@ -15,7 +15,7 @@ PURE = "nounwind willreturn memory(none)"
 # before they are inlined; what holds no such assembly loses the attribute by itself.
 ATTRIBUTES = "alwaysinline convergent nounwind"
 PREFIX = "egpu."
-# Stands for the register in which a probe keeps the lanes that came to its site; not a PTX register.
+# The register in which a probe keeps the lanes that came to its site; no PTX register.
 SITE_MASK = "%egpu_site_mask"
 
 
