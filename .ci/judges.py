@@ -1,4 +1,4 @@
-"""Say which outside judges this machine has: programs and system calls that tests check egpu against.
+"""Say which outside judges this machine has: programs and system calls that tests rely on.
 
 A judge that is missing makes its tests skip; this list makes that visible in the log of every run.
 """

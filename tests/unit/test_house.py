@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,13 @@ def test_context_table_of_the_guide_is_complete():
     finally:
         sys.path.pop(0)
     assert tables.stale() == []
+
+
+def test_version_is_one():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (
+        run_python("from egpu.version import VERSION; print(VERSION)").strip() == project["version"]
+    )
 
 
 def test_header_is_up_to_date():
