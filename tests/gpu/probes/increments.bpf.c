@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
 /* Every thread adds one in three ways that must agree: the plain idiom on a per-SM map, an atomic on a
  * shared map, and an atomic on a per-SM map. */
 #include "egpu.bpf.h"
@@ -17,7 +18,7 @@ struct {
 } shared SEC(".maps");
 
 SEC("kprobe/many")
-int increment(void *ctx)
+int increment(struct egpu_ctx *ctx)
 {
 	__u32 plain = 0, atomic = 1, zero = 0;
 	__u64 *value = bpf_map_lookup_elem(&per_sm, &plain);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
 /* Attached to one of two kernels that write the same variables. */
 #include "egpu.bpf.h"
 
@@ -8,7 +9,7 @@ struct {
 	__type(value, __u64);
 } counts SEC(".maps");
 
-static void count(__u32 which)
+static __always_inline void count(__u32 which)
 {
 	__u64 *value = bpf_map_lookup_elem(&counts, &which);
 
@@ -17,14 +18,14 @@ static void count(__u32 which)
 }
 
 SEC("kprobe/writer_probed")
-int entered(void *ctx)
+int entered(struct egpu_ctx *ctx)
 {
 	count(0);
 	return 0;
 }
 
 SEC("kretprobe/writer_probed")
-int left(void *ctx)
+int left(struct egpu_ctx *ctx)
 {
 	count(1);
 	return 0;

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+/* Entry and exit counted per SM: every thread adds one. */
+#include "egpu.bpf.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u64);
+} counts SEC(".maps");
+
+static __always_inline void count(__u32 which)
+{
+	__u64 *value = bpf_map_lookup_elem(&counts, &which);
+
+	if (value)
+		*value += 1;
+}
+
+SEC("kprobe/*_probed")
+int entered(struct egpu_ctx *ctx)
+{
+	count(0);
+	return 0;
+}
+
+SEC("kretprobe/*_probed")
+int left(struct egpu_ctx *ctx)
+{
+	count(1);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";
