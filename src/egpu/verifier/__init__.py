@@ -1,0 +1,29 @@
+"""Floor 2: is it safe. ``verify`` is the only way from a Program to a VerifiedProgram."""
+
+from egpu.verifier.gate import verify
+from egpu.verifier.setting import Limits
+from egpu.verifier.verified import (
+    Cost,
+    Facts,
+    Operand,
+    Policy,
+    Region,
+    Rmw,
+    RmwOp,
+    RmwTerm,
+    VerifiedProgram,
+)
+
+__all__ = [
+    "Cost",
+    "Facts",
+    "Limits",
+    "Operand",
+    "Policy",
+    "Region",
+    "Rmw",
+    "RmwOp",
+    "RmwTerm",
+    "VerifiedProgram",
+    "verify",
+]

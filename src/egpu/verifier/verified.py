@@ -1,7 +1,7 @@
 """What the verifier gives: a program that may run, and what is known of it.
 
-Only :func:`egpu.verifier.verify` can make a :class:`VerifiedProgram`; ``egpu.codegen`` takes nothing
-else.  That is the gate: nothing unverified reaches a device.
+Only :func:`egpu.verifier.verify` can make a :class:`VerifiedProgram`; ``egpu.codegen`` takes
+nothing else.  That is the gate: nothing unverified reaches a device.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ class Policy(enum.Enum):
 
     PROBE      attached to kernels: every rule holds.
     CONTROL    PROBE, and helpers that change the workload (thread exit) are allowed.
-    EXECUTOR   run by `egpu exec`, conformance and tests: r1 points at a memory block of a size given
-               to verify(), r2 holds that size, wide shifts are masked instead of refused, unaligned
-               plain accesses pass (code generation splits them).  Can never be attached.
+    EXECUTOR   run by `egpu exec`, conformance and tests: r1 points at a memory block of a size
+               given to verify(), beginning at a multiple of 8, r2 holds that size, wide shifts are
+               masked instead of refused, unaligned plain accesses pass (code generation splits
+               them).  Can never be attached.
     """
 
     PROBE = "probe"
@@ -49,8 +50,9 @@ class Operand:
                  exactly one region, except STACK with MAP_VALUE, RECORD or MEMORY, which code
                  generation reaches by generic address).
     ``map``      index into Program.maps if it is one and the same map on every way, else None.
-    ``offset``   byte offset from the region's start if it is one constant, else None.  STACK counts
-                 from the top of ITS frame (so -8 is the first slot below r10).
+    ``offset``   byte offset of the register from the region's start (the instruction's own offset
+                 not added) if it is one constant, else None.  STACK counts from the top of ITS
+                 frame (so -8 is the first slot below r10).
     ``frame``    for STACK: 0 is the frame of the running function, 1 its caller's, and so on;
                  None if it differs between ways.
     ``align``    proven alignment of the final address in bytes (1, 2, 4, 8), instruction offset
@@ -109,7 +111,8 @@ class Rmw:
     Code generation emits nothing for ``load_pc`` and ``skip_pcs`` (moves and operations that only
     carry the loaded value: every register they leave is dead after the store) and one atomic ``op``
     of ``size`` bytes (4 or 8) without a result at the store, whose operand is all ``terms``
-    combined by ``op``, truncated to ``size``.  Nothing between load and store touches memory.
+    combined by ``op``, truncated to ``size``.  Between load and store nothing but the stack is
+    written.
     """
 
     load_pc: int
@@ -162,6 +165,7 @@ class VerifiedProgram:
         seal: object,
         program: Program,
         policy: Policy,
+        *,
         facts: Facts,
         cost: Cost,
         memory_size: int,
@@ -200,4 +204,4 @@ def _issue(
     program: Program, policy: Policy, facts: Facts, cost: Cost, memory_size: int
 ) -> VerifiedProgram:
     """Seal a verdict. Called by the verifier's last stage and nowhere else (a test greps)."""
-    return VerifiedProgram(_SEAL, program, policy, facts, cost, memory_size)
+    return VerifiedProgram(_SEAL, program, policy, facts=facts, cost=cost, memory_size=memory_size)

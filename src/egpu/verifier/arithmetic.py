@@ -1,0 +1,122 @@
+"""What moves and arithmetic do to registers: numbers by their domain, pointers by an offset."""
+
+from __future__ import annotations
+
+from egpu.bpf.isa import AluOp
+from egpu.verifier import checks
+from egpu.verifier.report import Refusal, describe
+from egpu.verifier.scalar import S64, Scalar
+from egpu.verifier.setting import Setting
+from egpu.verifier.state import Frame, Pointer, State, Value
+from egpu.verifier.structure import Step
+from egpu.verifier.verified import Region
+
+_RIGID = frozenset({Region.MAP_POINTER})
+
+
+def linked(state: State, frame: Frame, register: int) -> Value:
+    """The value of a register for a copy: an unknown number gets a link that both share."""
+    value = frame.registers[register]
+    if isinstance(value, Scalar) and value.mask and not value.link:
+        value = value._replace(link=state.new_link())
+        frame.registers[register] = value
+    return value
+
+
+def execute(setting: Setting, state: State, step: Step) -> None:
+    """One ALU or ALU64 instruction."""
+    frame = state.frames[-1]
+    registers = frame.registers
+    if step.op is AluOp.MOV:
+        registers[step.dst] = _moved(setting, state, step)
+        return
+    left = checks.initialised(setting, registers[step.dst], step.dst)
+    if step.op is AluOp.NEG:
+        number = checks.scalar(setting, left, step.dst, "negation")
+        registers[step.dst] = _number(step, AluOp.SUB, S64.zero, number)
+        return
+    right: Scalar | Pointer
+    if step.register:
+        right = checks.initialised(setting, registers[step.src], step.src)
+    else:
+        right = S64.constant(step.imm)
+    if isinstance(left, Scalar) and isinstance(right, Scalar):
+        assert isinstance(step.op, AluOp), "the form of an ALU instruction has an AluOp"
+        registers[step.dst] = _number(step, step.op, left, right)
+    else:
+        registers[step.dst] = _pointer(setting, step, left, right)
+
+
+def _number(step: Step, op: AluOp, left: Scalar, right: Scalar) -> Scalar:
+    signed = bool(step.off) and op in (AluOp.DIV, AluOp.MOD)
+    if step.width == 32:
+        return S64.alu_low(op, left, right, signed=signed)
+    return S64.alu(op, left, right, signed=signed)
+
+
+def _moved(setting: Setting, state: State, step: Step) -> Scalar | Pointer:
+    """MOV, MOVSX and their 32-bit forms."""
+    if not step.register:
+        return S64.constant(step.imm if step.width == 64 else step.imm & 0xFFFFFFFF)
+    value = checks.initialised(setting, linked(state, state.frame, step.src), step.src)
+    if step.width == 64 and not step.off:
+        return value
+    number = checks.scalar(setting, value, step.src, "a part of a pointer is copied")
+    if step.off:
+        return S64.sign_extend(number, step.off, to_low=step.width == 32)
+    return S64.truncate(number, 32)
+
+
+def _pointer(
+    setting: Setting, step: Step, left: Scalar | Pointer, right: Scalar | Pointer
+) -> Pointer:
+    """Pointer plus or minus a number, in 64 bits; everything else would make a number of it."""
+    if step.width == 64 and step.op is AluOp.ADD and isinstance(left, Scalar):
+        left, right = right, left
+    if (
+        step.width != 64
+        or step.op not in (AluOp.ADD, AluOp.SUB)
+        or isinstance(left, Scalar)
+        or isinstance(right, Pointer)
+    ):
+        pointer = left if isinstance(left, Pointer) else right
+        name = step.op.name.lower() if step.op is not None else ""
+        raise Refusal(
+            "P9",
+            f"{step.width}-bit {name} on a pointer ({describe(pointer, setting.program)})",
+            hint="only a number may be added to or subtracted from a pointer, in 64 bits",
+        )
+    return _advanced(setting, left, right, -1 if step.op is AluOp.SUB else 1)
+
+
+def _advanced(setting: Setting, pointer: Pointer, number: Scalar, sign: int) -> Pointer:
+    """``pointer`` plus ``sign`` times ``number``."""
+    text = describe(pointer, setting.program)
+    if pointer.null:
+        raise Refusal(
+            "P2", f"arithmetic on {text}, which may be null", hint="test it against 0 first"
+        )
+    if pointer.region in _RIGID:
+        raise Refusal("P2", f"arithmetic on {text}", hint="look an element up instead")
+    if not number.mask:
+        moved = pointer._replace(offset=pointer.offset + sign * number.smin)
+    elif pointer.region is Region.CONTEXT:
+        raise Refusal("P2", "context fields are read at constant offsets only")
+    else:
+        op = AluOp.SUB if sign < 0 else AluOp.ADD
+        variable = S64.alu(op, pointer.variable or S64.zero, number)
+        moved = pointer._replace(variable=variable)
+        if not variable.mask:
+            moved = pointer._replace(offset=pointer.offset + variable.smin, variable=None)
+    checks.offset_fits(setting, moved)
+    return moved
+
+
+def swap(setting: Setting, state: State, step: Step) -> None:
+    """To little endian, to big endian, unconditional byte swap; the machine is little-endian."""
+    registers = state.frame.registers
+    number = checks.scalar(setting, registers[step.dst], step.dst, "byte swap")
+    if not step.swaps:
+        registers[step.dst] = S64.truncate(number, step.imm)
+    else:
+        registers[step.dst] = S64.byte_swap(number, step.imm // 8)

@@ -1,0 +1,98 @@
+"""Conditional jumps: which ways are possible and what each one says."""
+
+from __future__ import annotations
+
+from egpu.bpf.isa import JmpOp
+from egpu.verifier import checks
+from egpu.verifier.refine import INVERSE, compare
+from egpu.verifier.report import Refusal, describe
+from egpu.verifier.scalar import S64, Scalar
+from egpu.verifier.setting import Setting
+from egpu.verifier.state import Pointer, State
+from egpu.verifier.structure import Step
+
+_EQUALITY = frozenset({JmpOp.JEQ, JmpOp.JNE})
+
+
+def decide(setting: Setting, state: State, step: Step) -> tuple[State | None, State | None]:
+    """The states of the way that falls through and of the way that jumps; None is impossible.
+
+    ``state`` itself is reused for one of them.
+    """
+    registers = state.frame.registers
+    left = checks.initialised(setting, registers[step.dst], step.dst)
+    right: Scalar | Pointer = S64.constant(step.imm)
+    if step.register:
+        right = checks.initialised(setting, registers[step.src], step.src)
+    assert isinstance(step.op, JmpOp), "the form of a jump has a JmpOp"
+    if isinstance(left, Scalar) and isinstance(right, Scalar):
+        return _numbers(state, step, step.op, left, right)
+    return _pointers(setting, state, step, left, right)
+
+
+def _numbers(
+    state: State, step: Step, op: JmpOp, left: Scalar, right: Scalar
+) -> tuple[State | None, State | None]:
+    low = step.width == 32
+    if step.register and step.dst == step.src:
+        # One register has one value: what its range says of two of them does not apply.
+        if op in (JmpOp.JEQ, JmpOp.JGE, JmpOp.JLE, JmpOp.JSGE, JmpOp.JSLE):
+            return None, state
+        if op is not JmpOp.JSET:
+            return state, None
+    taken = compare(S64, op, low, left, right)
+    if taken is None:
+        return state, None
+    fallen = compare(S64, INVERSE[op], low, left, right)
+    if fallen is None:
+        return None, state
+    jumping = state.copy()
+    _apply(state, step, left, right, fallen)
+    _apply(jumping, step, left, right, taken)
+    return state, jumping
+
+
+def _apply(
+    state: State, step: Step, left: Scalar, right: Scalar, narrowed: tuple[Scalar, Scalar]
+) -> None:
+    registers = state.frame.registers
+    if step.register and step.dst != step.src and right.mask:
+        registers[step.src] = narrowed[1]
+        state.narrow(right, narrowed[1])
+    if left.mask and not (left.link and left.link == right.link and step.register):
+        registers[step.dst] = narrowed[0]
+        state.narrow(left, narrowed[0])
+
+
+def _pointers(
+    setting: Setting,
+    state: State,
+    step: Step,
+    left: Scalar | Pointer,
+    right: Scalar | Pointer,
+) -> tuple[State | None, State | None]:
+    if isinstance(left, Scalar):
+        left, right = right, left
+    assert isinstance(left, Pointer), "one operand is a pointer"
+    if isinstance(right, Pointer):
+        if step.width == 64 and left.region is right.region and left.owner == right.owner:
+            return state, state.copy()
+    elif step.width == 64 and step.op in _EQUALITY and right.constant() == 0:
+        return _null_test(state, step.op is JmpOp.JEQ, left)
+    raise Refusal(
+        "P9",
+        f"comparison of a pointer ({describe(left, setting.program)}) "
+        f"with {describe(right, setting.program)}",
+        hint="compare pointers with 0 or with pointers into the same memory, in 64 bits",
+    )
+
+
+def _null_test(
+    state: State, jumps_if_null: bool, pointer: Pointer
+) -> tuple[State | None, State | None]:
+    if not pointer.null:
+        return (state, None) if jumps_if_null else (None, state)
+    other = state.copy()
+    state.decide_null(pointer.null, is_null=not jumps_if_null)
+    other.decide_null(pointer.null, is_null=jumps_if_null)
+    return state, other

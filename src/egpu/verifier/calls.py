@@ -1,0 +1,242 @@
+"""Helper calls: every argument against its prototype, and what the call leaves behind."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from egpu.bpf.helpers import HELPERS, Arg, Helper, Ret
+from egpu.bpf.isa import CallSrc
+from egpu.bpf.maptypes import MapType, traits
+from egpu.bpf.program import MapSpec
+from egpu.verifier import checks
+from egpu.verifier.checks import Access
+from egpu.verifier.memory import clobber_stack, overwrite_somewhere, touch_stack
+from egpu.verifier.report import Refusal, describe
+from egpu.verifier.scalar import S64, Scalar
+from egpu.verifier.setting import Recorder, Setting, operand_of
+from egpu.verifier.state import Pointer, State
+from egpu.verifier.structure import Step
+from egpu.verifier.verified import Policy, Region
+
+# Linux helpers that egpu has no row for and that people will try (uapi/linux/bpf.h).
+_REFUSED: dict[int, str] = {
+    4:   "bpf_probe_read: memory is reached through checked pointers only",
+    6:   "bpf_trace_printk: write a ring-buffer record instead",
+    12:  "bpf_tail_call: probes do not jump to other programs",
+    25:  "bpf_perf_event_output: use a ring buffer",
+    27:  "bpf_get_stackid: kernels have no stack trace",
+    93:  "bpf_spin_lock: lanes of a warp that wait for each other never end; use atomics",
+    94:  "bpf_spin_unlock: lanes of a warp that wait for each other never end; use atomics",
+    113: "bpf_probe_read_kernel: memory is reached through checked pointers only",
+    164: "bpf_for_each_map_elem: callbacks are not supported; use a bounded loop",
+    181: "bpf_loop: callbacks are not supported; use a bounded loop",
+}  # fmt: skip
+
+
+# Types whose first value has a fixed address (.data, .bss, .rodata).
+DIRECT_VALUES = frozenset({MapType.ARRAY, MapType.GPU_ARRAY})
+
+
+def find_helper(setting: Setting, number: int) -> Helper:
+    """The row of a helper that this program may call. Raises Refusal."""
+    helper = HELPERS.get(number)
+    if helper is None:
+        known = _REFUSED.get(number)
+        what = f"helper {number}" + (f", {known}" if known else " does not exist")
+        raise Refusal("P2", what, hint="" if known else "egpu.bpf.h has the helpers there are")
+    if helper.control and setting.policy is not Policy.CONTROL:
+        raise Refusal(
+            "P6",
+            f"helper {helper.name} changes the workload, which a probe may not",
+            hint="verify it as a control program",
+        )
+    if not helper.body:
+        reason = helper.missing or "it has no device body yet"
+        raise Refusal("P2", f"helper {helper.name} is not available: {reason}")
+    return helper
+
+
+def call(setting: Setting, recorder: Recorder, state: State, step: Step) -> int:
+    """Check a helper call and apply it. Gives the ring-buffer bytes it may write."""
+    assert step.src == CallSrc.HELPER, "local calls are exploration's"
+    helper = find_helper(setting, step.imm)
+    recorder.helpers.add(helper.id)
+    checker = _Call(setting, recorder, state, step, helper)
+    registers = state.frame.registers
+    for position, kind in enumerate(helper.args):
+        register = position + 1
+        value = checks.initialised(setting, registers[register], register)
+        recorder.operand(step.pc, register, operand_of(value, len(state.frames) - 1))
+        checker.argument(position, kind, value)
+    return checker.finish()
+
+
+class _Call:
+    """One helper call while its arguments are checked."""
+
+    def __init__(
+        self, setting: Setting, recorder: Recorder, state: State, step: Step, helper: Helper
+    ) -> None:
+        self.setting = setting
+        self.recorder = recorder
+        self.state = state
+        self.step = step
+        self.helper = helper
+        self.map = -1
+        self.ring_bytes = 0
+        self.record_size = 0
+        self.released = 0
+        self.outputs: list[Pointer] = []
+
+    def _refuse(
+        self, register: int, value: Scalar | Pointer, needs: str, hint: str = ""
+    ) -> Refusal:
+        is_now = describe(value, self.setting.program)
+        text = f"r{register} of {self.helper.name} must be {needs}, is {is_now}"
+        return Refusal("P2", text, hint=hint)
+
+    def argument(self, position: int, kind: Arg, value: Scalar | Pointer) -> None:
+        register = position + 1
+        match kind:
+            case Arg.SCALAR | Arg.ANYTHING:
+                checks.scalar(
+                    self.setting, value, register, f"a number of {self.helper.name} leaks a pointer"
+                )
+            case Arg.MAP:
+                self._map(register, value)
+            case Arg.KEY:
+                self._memory(register, value, self.setting.map(self.map).key_size, Access.READ)
+            case Arg.VALUE:
+                self._memory(register, value, self.setting.map(self.map).value_size, Access.READ)
+            case Arg.READ:
+                size = self._size(register + 1)
+                self._memory(register, value, size, Access.READ)
+                self.ring_bytes += _rounded(size)
+            case Arg.SIZE:
+                pass  # checked with the pointer before it
+            case Arg.CONST_SIZE:
+                self._constant_size(register, value)
+            case Arg.OUT_U64:
+                pointer = self._memory(register, value, 8, Access.WRITE)
+                checks.aligned(self.setting, pointer, 8, Access.WRITE)
+                self.outputs.append(pointer)
+            case Arg.RECORD:
+                self._record(register, value)
+            case Arg.CONTEXT:
+                if not isinstance(value, Pointer) or value != Pointer(Region.CONTEXT):
+                    raise self._refuse(register, value, "the context")
+            case _:
+                assert_never(kind)
+
+    def _map(self, register: int, value: Scalar | Pointer) -> None:
+        if not isinstance(value, Pointer) or value.region is not Region.MAP_POINTER:
+            raise self._refuse(register, value, "a map", "pass &map")
+        spec = self.setting.map(value.owner)
+        if spec.type.name not in self.helper.map_types:
+            names = ", ".join(sorted(self.helper.map_types))
+            raise Refusal(
+                "P2",
+                f"{self.helper.name} does not take map {spec.name} of type {spec.type.name}",
+                hint=f"it takes {names}",
+            )
+        writes = Arg.VALUE in self.helper.args or self.helper.body == "map_delete"
+        if writes and spec.read_only:
+            raise Refusal("P2", f"map {spec.name} is read-only", hint="write to a map or to .data")
+        self.map = value.owner
+        self.recorder.maps.add(value.owner)
+
+    def _memory(self, register: int, value: Scalar | Pointer, size: int, access: Access) -> Pointer:
+        """``size`` bytes of memory that the helper reads or writes."""
+        pointer = checks.dereferenced(self.setting, value, register, access)
+        if pointer.region is Region.CONTEXT:
+            raise self._refuse(
+                register, value, "memory", "copy the fields to the stack: the context is virtual"
+            )
+        checks.in_bounds(self.setting, pointer, size)
+        if pointer.region is Region.MAP_VALUE:
+            self.recorder.maps.add(pointer.owner)
+        if pointer.region is Region.STACK:
+            touch_stack(self.setting, self.recorder, self.state, pointer)
+            if access is Access.READ:
+                checks.stack_readable(self.state, pointer, size)
+            else:
+                checks.stack_writable(self.state, pointer, size)
+        return pointer
+
+    def _size(self, register: int) -> int:
+        """The greatest byte count that a SIZE argument may be."""
+        value = checks.initialised(self.setting, self.state.frame.registers[register], register)
+        size = checks.scalar(self.setting, value, register, "a size leaks a pointer")
+        if not size.umin or size.umax >= 1 << 29:
+            raise self._refuse(
+                register, size, "a size above 0 with a limit", "compare it with both limits first"
+            )
+        return size.umax
+
+    def _constant_size(self, register: int, value: Scalar | Pointer) -> None:
+        size = checks.scalar(self.setting, value, register, "a size leaks a pointer").constant()
+        if not size or size >= 1 << 29:
+            raise self._refuse(register, value, "a constant size above 0")
+        spec = self.setting.map(self.map)
+        if size > spec.max_entries:
+            raise Refusal(
+                "P2", f"a record of {size} bytes never fits ring {spec.name} of {spec.max_entries}"
+            )
+        self.record_size = size
+        self.ring_bytes += _rounded(size)
+
+    def _record(self, register: int, value: Scalar | Pointer) -> None:
+        if not isinstance(value, Pointer) or value.region is not Region.RECORD:
+            raise self._refuse(register, value, "a reserved record")
+        if value.null:
+            raise self._refuse(register, value, "a reserved record", "test it against 0 first")
+        if value.offset or value.variable is not None:
+            raise self._refuse(register, value, "the start of a reserved record")
+        self.released = value.reference
+
+    def finish(self) -> int:
+        """Apply the call: memory written, records released, r0 to r5."""
+        for pointer in self.outputs:
+            if pointer.region is Region.STACK:
+                frame = self.state.frames[pointer.owner]
+                if pointer.variable is None:
+                    clobber_stack(frame, pointer.offset, 8)
+                else:
+                    overwrite_somewhere(frame, pointer, 8, S64.unknown)
+        if self.released:
+            self.state.release(self.released)
+        registers = self.state.frame.registers
+        registers[1:6] = [None] * 5
+        registers[0] = self._result()
+        return self.ring_bytes
+
+    def _result(self) -> Scalar | Pointer | None:
+        match self.helper.ret:
+            case Ret.SCALAR:
+                maximum = self.helper.maximum
+                return S64.unknown if maximum is None else S64.from_range(0, maximum)
+            case Ret.MAP_VALUE_OR_NULL:
+                return Pointer(Region.MAP_VALUE, self.map, null=self.state.new_link())
+            case Ret.RECORD_OR_NULL:
+                link = self.state.new_link()
+                self.state.references = (*self.state.references, link)
+                return Pointer(Region.RECORD, null=link, reference=link, size=self.record_size)
+            case Ret.VOID:
+                return None
+            case _:
+                assert_never(self.helper.ret)
+
+
+def _rounded(size: int) -> int:
+    """Record payloads are multiples of 8 bytes."""
+    return -(-size // 8) * 8
+
+
+def check_map(spec: MapSpec) -> None:
+    """A map that a program names must be of a type egpu has. Raises Refusal."""
+    if traits(spec.type).storage is None:
+        raise Refusal(
+            "P2",
+            f"map {spec.name}: type {spec.type.name} is not supported",
+            hint="use ARRAY, PERCPU_ARRAY or RINGBUF",
+        )

@@ -1,0 +1,210 @@
+"""P2, P3 and P9: what must hold for an access to memory. Nothing here changes a state."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from egpu.bpf import isa
+from egpu.bpf.context import FIELDS, PT_REGS_SIZE, Field, Source, field_at
+from egpu.verifier.report import Refusal, describe
+from egpu.verifier.scalar import Scalar
+from egpu.verifier.setting import Setting, alignment
+from egpu.verifier.state import (
+    EMPTY_SLOT,
+    INVALID,
+    SLOT,
+    Pointer,
+    Slot,
+    State,
+    Value,
+    stack_slots,
+)
+from egpu.verifier.verified import Region
+
+
+class Access(enum.Enum):
+    """What an instruction does to memory."""
+
+    READ = "read"
+    WRITE = "write"
+    ATOMIC = "atomic"
+
+
+_READABLE = frozenset(
+    {Region.STACK, Region.CONTEXT, Region.MAP_VALUE, Region.RECORD, Region.MEMORY}
+)
+_WRITABLE = _READABLE - {Region.CONTEXT}
+_ALLOWED = {
+    Access.READ: _READABLE,
+    Access.WRITE: _WRITABLE,
+    Access.ATOMIC: frozenset({Region.STACK, Region.MAP_VALUE, Region.MEMORY}),
+}
+_LIMIT = 1 << 29  # Linux's BPF_MAX_VAR_OFF: no valid offset is as large
+
+
+def initialised(setting: Setting, value: Value, register: int) -> Scalar | Pointer:
+    """The value of a register that is read."""
+    if value is None:
+        raise Refusal("P2", f"r{register} is not initialised", hint="give it a value on every way")
+    return value
+
+
+def scalar(setting: Setting, value: Value, register: int, what: str) -> Scalar:
+    """The value of a register that must not be a pointer: P9, where it would leak."""
+    known = initialised(setting, value, register)
+    if isinstance(known, Pointer):
+        raise Refusal(
+            "P9", f"{what}: r{register} is a pointer ({describe(known, setting.program)})"
+        )
+    return known
+
+
+def span(pointer: Pointer) -> tuple[int, int]:
+    """The least and greatest offset of a pointer from the start of its region."""
+    base = pointer.offset
+    if pointer.variable is None:
+        return base, base
+    return base + pointer.variable.smin, base + pointer.variable.smax
+
+
+def region_size(setting: Setting, pointer: Pointer) -> int:
+    """Bytes of the memory that a pointer points into."""
+    if pointer.region is Region.MAP_VALUE:
+        return setting.map(pointer.owner).value_size
+    return pointer.size
+
+
+def dereferenced(setting: Setting, value: Value, register: int, access: Access) -> Pointer:
+    """The pointer through which memory is reached: not null, of a kind that allows the access."""
+    pointer = initialised(setting, value, register)
+    if isinstance(pointer, Scalar):
+        raise Refusal(
+            "P2",
+            f"r{register} is a number, not a pointer ({describe(pointer, setting.program)})",
+            hint="device and host addresses cannot be dereferenced",
+        )
+    text = describe(pointer, setting.program)
+    if pointer.null:
+        raise Refusal("P2", f"r{register} may be null ({text})", hint="test it against 0 first")
+    if pointer.region not in _ALLOWED[access]:
+        raise Refusal("P2", f"{access.value} of {text} through r{register} is not allowed")
+    writes = access is not Access.READ
+    if writes and pointer.region is Region.MAP_VALUE and setting.map(pointer.owner).read_only:
+        name = setting.map(pointer.owner).name
+        raise Refusal("P2", f"map {name} is read-only", hint="write to a map or to .data")
+    return pointer
+
+
+def in_bounds(setting: Setting, pointer: Pointer, size: int) -> None:
+    """``size`` bytes from ``pointer`` lie inside the region."""
+    low, high = span(pointer)
+    first, end = (-isa.STACK_SIZE, 0) if pointer.region is Region.STACK else (0, 0)
+    if pointer.region is not Region.STACK:
+        end = region_size(setting, pointer)
+    if first <= low and high + size <= end:
+        return
+    place = f"offset {low}" if low == high else f"an offset from {low} to {high}"
+    where = "its frame (-512 to 0)" if pointer.region is Region.STACK else f"its {end} bytes"
+    raise Refusal(
+        "P2",
+        f"{size} bytes of {describe(pointer._replace(offset=0, variable=None), setting.program)} "
+        f"at {place} are outside {where}",
+        hint="compare the index with its limit first" if low != high else "",
+    )
+
+
+def aligned(setting: Setting, pointer: Pointer, size: int, access: Access) -> None:
+    """P3: natural alignment, which a device demands; plain accesses to test memory are split."""
+    # As in Linux, the stack is aligned whatever the policy: its bytes are tracked by slots.
+    free = not setting.strict and pointer.region is not Region.STACK
+    relaxed = access is not Access.ATOMIC and (free or pointer.region is Region.MEMORY)
+    proven = alignment(pointer)
+    if relaxed or proven >= size:
+        return
+    raise Refusal(
+        "P3",
+        f"{size}-byte {access.value} of {describe(pointer, setting.program)} "
+        f"is only known to be aligned to {proven}",
+        hint=f"align the address to {size}, or access single bytes",
+    )
+
+
+def context_field(setting: Setting, pointer: Pointer, size: int) -> Field:
+    """The context field that a load reads."""
+    if pointer.variable is not None:
+        raise Refusal("P2", "context fields are read at constant offsets only")
+    place = pointer.offset
+    found = field_at(place, size)
+    if found is None:
+        raise Refusal(
+            "P2",
+            f"no context field holds {size} bytes at offset {place}",
+            hint=f"valid are {', '.join(_nearest(place))}",
+        )
+    if found.exit_only and not setting.exit_probe:
+        raise Refusal(
+            "P2",
+            f"context field {found.name} exists in exit probes only",
+            hint="attach the program by kretprobe/ alone",
+        )
+    aligned(setting, pointer, size, Access.READ)
+    return found
+
+
+def _nearest(offset: int) -> Iterable[str]:
+    """The fields that someone who read at ``offset`` may have meant."""
+    if offset < PT_REGS_SIZE:
+        rows = sorted((row for row in FIELDS if row.source is Source.PARAMETER), key=_name)
+        return (f"{row.name} at {row.offset}" for row in rows)
+    rows = [row for row in FIELDS if row.offset >= PT_REGS_SIZE]
+    return (f"{row.name} at {row.offset} ({row.size} bytes)" for row in rows)
+
+
+def _name(row: Field) -> str:
+    return row.name
+
+
+def stack_readable(state: State, pointer: Pointer, size: int) -> None:
+    """Every byte that may be read is initialised and none belongs to a spilled pointer."""
+    low, high = span(pointer)
+    frame = state.frames[pointer.owner]
+    for number, at, count in stack_slots(frame, low, high - low + size):
+        slot = frame.slots.get(number, EMPTY_SLOT)
+        bad = slot.kinds.find(INVALID, at, at + count)
+        if bad >= 0:
+            raise Refusal(
+                "P9",
+                f"stack byte at r10{number * 8 + bad:+d} is not initialised",
+                hint="clear the whole variable, padding included, before it is read",
+            )
+        _no_pointer(slot, number, at, count, "read in part or as data")
+
+
+def stack_writable(state: State, pointer: Pointer, size: int) -> None:
+    """Nothing that may be written cuts a spilled pointer."""
+    low, high = span(pointer)
+    frame = state.frames[pointer.owner]
+    for number, at, count in stack_slots(frame, low, high - low + size):
+        slot = frame.slots.get(number, EMPTY_SLOT)
+        if low != high or count < SLOT:
+            _no_pointer(slot, number, at, count, "overwritten in part")
+
+
+def _no_pointer(slot: Slot, number: int, at: int, count: int, what: str) -> None:
+    for spill in slot.spills:
+        overlaps = spill.at < at + count and at < spill.at + spill.size
+        if overlaps and isinstance(spill.value, Pointer):
+            raise Refusal("P9", f"the pointer spilled at r10{number * 8:+d} is {what}")
+
+
+def offset_fits(setting: Setting, pointer: Pointer) -> None:
+    """Pointer arithmetic stays where no bound check can wrap."""
+    low, high = span(pointer)
+    if low > -_LIMIT and high < _LIMIT:
+        return
+    raise Refusal(
+        "P2",
+        f"pointer arithmetic with an unbounded number ({describe(pointer, setting.program)})",
+        hint="compare the number with its limit first, or mask it",
+    )

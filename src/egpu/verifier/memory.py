@@ -1,0 +1,200 @@
+"""What loads, stores and atomics do: the value that arrives, the stack bytes that change."""
+
+from __future__ import annotations
+
+from egpu.bpf.context import Field, Source
+from egpu.bpf.isa import AtomicOp, Kind
+from egpu.verifier import checks
+from egpu.verifier.arithmetic import linked
+from egpu.verifier.checks import Access
+from egpu.verifier.report import Refusal
+from egpu.verifier.scalar import S64, Scalar
+from egpu.verifier.setting import Recorder, Setting, operand_of
+from egpu.verifier.state import (
+    EMPTY_SLOT,
+    MISC,
+    SLOT,
+    SPILL,
+    ZERO,
+    Frame,
+    Pointer,
+    Slot,
+    State,
+    read_stack,
+    stack_slots,
+    write_stack,
+)
+from egpu.verifier.structure import Step
+from egpu.verifier.verified import Region
+
+
+def load(setting: Setting, recorder: Recorder, state: State, step: Step) -> None:
+    """LDX, zero- or sign-extending."""
+    registers = state.frame.registers
+    base = checks.dereferenced(setting, registers[step.src], step.src, Access.READ)
+    recorder.operand(step.pc, step.src, operand_of(base, len(state.frames) - 1, step.off))
+    pointer = base.at(step.off)
+    size = step.width // 8
+    value: Scalar | Pointer
+    if pointer.region is Region.CONTEXT:
+        found = checks.context_field(setting, pointer, size)
+        recorder.context_fields.add(found.name)
+        if found.source is Source.PARAMETER:
+            recorder.parameters.add(int(found.detail))
+        value = _field_value(found, pointer.offset - found.offset, size)
+    else:
+        checks.in_bounds(setting, pointer, size)
+        checks.aligned(setting, pointer, size, Access.READ)
+        value = _loaded(setting, recorder, state, pointer, size)
+    if step.kind is Kind.LOAD_SIGNED:
+        number = checks.scalar(setting, value, step.src, "sign-extending load of a pointer")
+        value = S64.sign_extend(number, step.width)
+    registers[step.dst] = value
+
+
+def _field_value(found: Field, skipped: int, size: int) -> Scalar:
+    """What is known of a context field; a narrower load at its start keeps a bound that fits it."""
+    limit = (1 << 8 * size) - 1
+    if found.maximum is not None and not skipped:
+        return S64.from_range(0, min(found.maximum, limit))
+    return S64.truncate(S64.unknown, 8 * size)
+
+
+def _loaded(
+    setting: Setting, recorder: Recorder, state: State, pointer: Pointer, size: int
+) -> Scalar | Pointer:
+    if pointer.region is Region.STACK:
+        return _loaded_from_stack(setting, recorder, state, pointer, size)
+    if pointer.region is Region.MAP_VALUE:
+        recorder.maps.add(pointer.owner)
+        constant = _known_content(setting, pointer, size)
+        if constant is not None:
+            return S64.constant(constant)
+    return S64.truncate(S64.unknown, 8 * size)
+
+
+def _known_content(setting: Setting, pointer: Pointer, size: int) -> int | None:
+    """Read-only data of one value is as the object gave it, for ever."""
+    spec = setting.map(pointer.owner)
+    if not spec.read_only or spec.max_entries != 1 or pointer.variable is not None:
+        return None
+    content = (spec.initial or b"").ljust(spec.value_size, b"\0")
+    place = pointer.offset
+    return int.from_bytes(content[place : place + size], "little")
+
+
+def touch_stack(setting: Setting, recorder: Recorder, state: State, pointer: Pointer) -> None:
+    """Note how deep the frame that ``pointer`` points into reaches."""
+    site = state.frames[pointer.owner].call_site
+    function = 0
+    if site >= 0:
+        function = setting.structure.function_of[setting.structure.step(site).target]
+    recorder.stack(function, checks.span(pointer)[0])
+
+
+def _spilled_pointer(frame: Frame, offset: int, size: int) -> Pointer | None:
+    slot = frame.slots.get(offset // SLOT, EMPTY_SLOT)
+    spill = slot.spill_at(offset % SLOT)
+    if size == SLOT and spill is not None and isinstance(spill.value, Pointer):
+        return spill.value
+    return None
+
+
+def _loaded_from_stack(
+    setting: Setting, recorder: Recorder, state: State, pointer: Pointer, size: int
+) -> Scalar | Pointer:
+    touch_stack(setting, recorder, state, pointer)
+    frame = state.frames[pointer.owner]
+    if pointer.variable is None:
+        place = pointer.offset
+        spilled = _spilled_pointer(frame, place, size)
+        if spilled is not None:
+            return spilled
+        checks.stack_readable(state, pointer, size)
+        value = read_stack(frame, place, size)
+        assert value is not None, "stack_readable refused uninitialised bytes"
+        return value
+    checks.stack_readable(state, pointer, size)
+    return S64.truncate(S64.unknown, 8 * size)
+
+
+def store(setting: Setting, recorder: Recorder, state: State, step: Step) -> None:
+    """ST and STX."""
+    registers = state.frame.registers
+    base = checks.dereferenced(setting, registers[step.dst], step.dst, Access.WRITE)
+    recorder.operand(step.pc, step.dst, operand_of(base, len(state.frames) - 1, step.off))
+    pointer = base.at(step.off)
+    size = step.width // 8
+    checks.in_bounds(setting, pointer, size)
+    checks.aligned(setting, pointer, size, Access.WRITE)
+    value: Scalar | Pointer = S64.constant(step.imm)
+    if step.kind is Kind.STORE_REG:
+        value = checks.initialised(setting, linked(state, state.frame, step.src), step.src)
+    if pointer.region is not Region.STACK:
+        checks.scalar(setting, value, step.src, f"store to {pointer.region.value} leaks a pointer")
+        if pointer.region is Region.MAP_VALUE:
+            recorder.maps.add(pointer.owner)
+        return
+    if isinstance(value, Pointer) and (size < SLOT or pointer.variable is not None):
+        raise Refusal(
+            "P9",
+            f"r{step.src} is a pointer and only stored in part or at a variable offset",
+            hint="spill pointers with 8-byte stores at constant offsets",
+        )
+    touch_stack(setting, recorder, state, pointer)
+    checks.stack_writable(state, pointer, size)
+    frame = state.frames[pointer.owner]
+    if pointer.variable is None:
+        write_stack(frame, pointer.offset, size, value)
+    else:
+        overwrite_somewhere(frame, pointer, size, value)
+
+
+def overwrite_somewhere(frame: Frame, pointer: Pointer, size: int, value: Scalar | Pointer) -> None:
+    """A store at a variable offset: each byte it may hit is the old one or the new one."""
+    low, high = checks.span(pointer)
+    zero = isinstance(value, Scalar) and not value.umax
+    for number, at, count in stack_slots(frame, low, high - low + size):
+        slot = frame.slots.get(number, EMPTY_SLOT)
+        for byte in range(at, at + count):
+            kind = slot.kinds[byte]
+            # An uninitialised byte stays so: the store may have missed it.
+            if kind == SPILL or (kind == ZERO and not zero):
+                slot = slot.written(byte, 1, MISC)
+        frame.slots[number] = slot
+
+
+def clobber_stack(frame: Frame, offset: int, size: int) -> None:
+    """Bytes at a constant offset that something else writes: initialised, of unknown value."""
+    for number, at, count in stack_slots(frame, offset, size):
+        slot: Slot = frame.slots.get(number, EMPTY_SLOT)
+        frame.slots[number] = slot.written(at, count, MISC)
+
+
+def atomic(setting: Setting, recorder: Recorder, state: State, step: Step) -> None:
+    """Atomics: read, write, and the old value where it is fetched."""
+    registers = state.frame.registers
+    base = checks.dereferenced(setting, registers[step.dst], step.dst, Access.ATOMIC)
+    recorder.operand(step.pc, step.dst, operand_of(base, len(state.frames) - 1, step.off))
+    pointer = base.at(step.off)
+    size = step.width // 8
+    checks.scalar(setting, registers[step.src], step.src, "atomic operand leaks a pointer")
+    if step.imm == AtomicOp.CMPXCHG:
+        checks.scalar(setting, registers[0], 0, "compared value leaks a pointer")
+    checks.in_bounds(setting, pointer, size)
+    checks.aligned(setting, pointer, size, Access.ATOMIC)
+    if pointer.region is Region.MAP_VALUE:
+        recorder.maps.add(pointer.owner)
+    if pointer.region is Region.STACK:
+        touch_stack(setting, recorder, state, pointer)
+        checks.stack_readable(state, pointer, size)
+        frame = state.frames[pointer.owner]
+        if pointer.variable is None:
+            clobber_stack(frame, pointer.offset, size)
+        else:
+            overwrite_somewhere(frame, pointer, size, S64.unknown)
+    fetched = S64.truncate(S64.unknown, step.width)
+    if step.imm == AtomicOp.CMPXCHG:
+        registers[0] = fetched
+    elif step.imm & 1:  # the FETCH bit
+        registers[step.src] = fetched

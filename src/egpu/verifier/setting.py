@@ -1,0 +1,147 @@
+"""What one verification is asked, and the facts it gathers on its way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from egpu.bpf.program import AttachKind, MapSpec, Program
+from egpu.verifier.report import Refusal
+from egpu.verifier.scalar import Scalar
+from egpu.verifier.state import Pointer
+from egpu.verifier.structure import Structure
+from egpu.verifier.verified import Operand, Policy, Region
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a program may cost.
+
+    ``processed``: instructions that the verifier walks before it gives up.  ``cost``: worst-case
+    instructions per thread, weighted bodies of helpers included.  ``stack``: bytes of the deepest
+    call chain of a probe.  ``path``: the last instructions of a failing way that an error shows
+    (0: none).
+    """
+
+    processed: int = 1_000_000
+    cost: int = 100_000
+    stack: int = 512
+    path: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A program and the question asked of it."""
+
+    program: Program
+    policy: Policy
+    memory_size: int
+    exit_probe: bool
+    limits: Limits
+    structure: Structure
+
+    @property
+    def strict(self) -> bool:
+        """Whether the rules of probes hold, as opposed to those of the test executor."""
+        return self.policy is not Policy.EXECUTOR
+
+    @property
+    def attached(self) -> bool:
+        """Whether r1 is a probe context; a program without attach points gets a memory block."""
+        return self.strict and any(
+            point.kind is not AttachKind.EXECUTOR for point in self.program.attach
+        )
+
+    def map(self, index: int) -> MapSpec:
+        if not 0 <= index < len(self.program.maps):
+            raise Refusal("P2", f"map {index} does not exist, the program has {self._count()}")
+        return self.program.maps[index]
+
+    def _count(self) -> str:
+        count = len(self.program.maps)
+        return "1 map" if count == 1 else f"{count} maps"
+
+
+def alignment(pointer: Pointer) -> int:
+    """Proven alignment of a pointer, up to 8; every region begins at a multiple of 8."""
+    bits = pointer.offset
+    if pointer.variable is not None:
+        variable = pointer.variable
+        unknown = variable.mask
+        # Below the lowest unknown bit the sum is known.
+        known = (unknown & -unknown) - 1 if unknown else -1
+        bits = (bits + variable.value) & known | unknown
+    return min(8, bits & -bits) if bits else 8
+
+
+# Regions that one instruction may reach on different ways: plain memory behind generic addresses.
+GENERIC = frozenset({Region.STACK, Region.MAP_VALUE, Region.RECORD, Region.MEMORY})
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Facts for code generation, joined over every way explored."""
+
+    operands: dict[tuple[int, int], Operand] = field(default_factory=dict)
+    context_fields: set[str] = field(default_factory=set)
+    parameters: set[int] = field(default_factory=set)
+    helpers: set[int] = field(default_factory=set)
+    maps: set[int] = field(default_factory=set)
+    depths: dict[int, int] = field(default_factory=dict)  # function -> bytes of its frame
+
+    def stack(self, function: int, lowest: int) -> None:
+        """``function``'s frame is touched down to offset ``lowest``."""
+        if -lowest > self.depths.get(function, 0):
+            self.depths[function] = -lowest
+
+    def operand(self, pc: int, register: int, seen: Operand) -> None:
+        """Join what a register is at an instruction with what it was on other ways."""
+        before = self.operands.get((pc, register))
+        if before is None or before == seen:
+            self.operands[pc, register] = seen
+            return
+        regions = before.regions | seen.regions
+        if len(regions) > 1 and not regions <= GENERIC:
+            names = " and ".join(sorted(region.value for region in regions))
+            raise Refusal(
+                "P2",
+                f"r{register} is {names} on different ways to this instruction",
+                pc,
+                "use one instruction for each kind of memory",
+            )
+        if regions == {Region.CONTEXT} and before.offset != seen.offset:
+            raise Refusal(
+                "P2",
+                f"different context fields are read on different ways through r{register}",
+                pc,
+                "read each field by its own instruction",
+            )
+        if regions == {Region.MAP_POINTER} and before.map != seen.map:
+            raise Refusal(
+                "P2",
+                f"r{register} is a different map on different ways to this call",
+                pc,
+                "call the helper once for each map",
+            )
+        self.operands[pc, register] = Operand(
+            regions,
+            before.map if before.map == seen.map else None,
+            before.offset if before.offset == seen.offset else None,
+            before.frame if before.frame == seen.frame else None,
+            min(before.align, seen.align),
+            before.value if before.value == seen.value else None,
+        )
+
+
+def operand_of(value: Scalar | Pointer, frame: int, offset: int = 0) -> Operand:
+    """``value`` as seen from frame number ``frame``; ``offset`` is added for the alignment."""
+    if isinstance(value, Scalar):
+        return Operand(frozenset({Region.SCALAR}), value=value.constant())
+    region = value.region
+    regions = frozenset({region, Region.NULL}) if value.null else frozenset({region})
+    return Operand(
+        regions,
+        value.owner if region in (Region.MAP_VALUE, Region.MAP_POINTER) else None,
+        value.offset if value.variable is None else None,
+        frame - value.owner if region is Region.STACK else None,
+        alignment(value.at(offset)),
+    )

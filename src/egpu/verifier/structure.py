@@ -1,0 +1,249 @@
+"""P1: the shape of a program, checked before anything is executed abstractly.
+
+Every instruction is well formed, jumps stay inside their function and land on instructions, no
+function falls off its end, every instruction can be reached, calls do not recurse and nest at most
+eight deep.  What comes out is the program decoded once, in the form the later stages walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from egpu.bpf import isa
+from egpu.bpf.isa import AluOp, CallSrc, JmpOp, Kind
+from egpu.bpf.program import Insn, Program, PseudoSrc
+from egpu.verifier.report import Refusal
+from egpu.verifier.verified import Policy
+
+
+class Step(NamedTuple):
+    """One decoded instruction; ``width`` are its bits, ``swaps`` tells a byte swap from a no-op."""
+
+    pc: int
+    kind: Kind
+    op: AluOp | JmpOp | None
+    width: int
+    register: bool
+    dst: int
+    src: int
+    off: int
+    imm: int
+    following: int  # pc of the next instruction
+    target: int  # of a jump or a local call, -1 for others
+    swaps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The decoded program.
+
+    ``steps`` by pc (None in the second slot of LD_IMM64); ``functions`` as (first pc, end pc) in
+    order; ``function_of`` the index of the function of each pc; ``callees`` per function;
+    ``order`` the functions with every callee before its callers; ``checkpoints`` the pcs at which
+    exploration compares states.
+    """
+
+    steps: tuple[Step | None, ...]
+    functions: tuple[tuple[int, int], ...]
+    function_of: tuple[int, ...]
+    callees: tuple[frozenset[int], ...]
+    order: tuple[int, ...]
+    checkpoints: frozenset[int]
+
+    def step(self, pc: int) -> Step:
+        step = self.steps[pc]
+        assert step is not None, "targets are checked to be instructions"
+        return step
+
+    def successors(self, step: Step) -> tuple[int, ...]:
+        """Where control goes inside the function; a call goes to the instruction after it."""
+        match step.kind:
+            case Kind.EXIT:
+                return ()
+            case Kind.JUMP_ALWAYS:
+                return (step.target,)
+            case Kind.JUMP:
+                return (step.following, step.target)
+            case _:
+                return (step.following,)
+
+    def walk(self, function: int) -> Iterator[Step]:
+        """The instructions of a function in order."""
+        for pc in range(*self.functions[function]):
+            step = self.steps[pc]
+            if step is not None:
+                yield step
+
+
+def analyse(program: Program, policy: Policy) -> Structure:
+    """The structure of ``program``. Raises Refusal (rule P1)."""
+    functions = _functions(program)
+    steps = _decode(program.code, policy)
+    function_of = tuple(
+        index for index, (start, end) in enumerate(functions) for _ in range(start, end)
+    )
+    starts = {start: index for index, (start, _) in enumerate(functions)}
+    callees: list[set[int]] = [set() for _ in functions]
+    checkpoints: set[int] = set()
+    for pc, step in enumerate(steps):
+        if step is None:
+            continue
+        function = function_of[pc]
+        start, end = functions[function]
+        if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
+            if step.target not in starts:
+                raise Refusal(
+                    "P1", f"local call to slot {step.target}, where no function starts", pc
+                )
+            callees[function].add(starts[step.target])
+            checkpoints.update((step.target, step.following))
+        elif step.kind in (Kind.JUMP, Kind.JUMP_ALWAYS):
+            _check_target(steps, step, start, end)
+            checkpoints.add(step.target)
+        if step.kind not in (Kind.EXIT, Kind.JUMP_ALWAYS) and step.following >= end:
+            raise Refusal(
+                "P1",
+                "the function can run past its last instruction",
+                pc,
+                "end every way with exit or an unconditional jump",
+            )
+    structure = Structure(
+        steps,
+        functions,
+        function_of,
+        tuple(frozenset(called) for called in callees),
+        _order(functions, callees),
+        frozenset(checkpoints),
+    )
+    if policy is not Policy.EXECUTOR:
+        _check_reachable(structure)
+    return structure
+
+
+def _functions(program: Program) -> tuple[tuple[int, int], ...]:
+    """The functions as ranges, checked to tile the code."""
+    if not program.code:
+        raise Refusal("P1", "the program has no instructions", 0)
+    expected, ranges = 0, []
+    for function in sorted(program.functions, key=lambda f: f.start):
+        if function.start != expected or function.length < 1:
+            raise Refusal(
+                "P1",
+                f"function {function.name} starts at slot {function.start}, expected {expected}",
+                min(function.start, len(program.code) - 1),
+            )
+        expected = function.start + function.length
+        ranges.append((function.start, expected))
+    if expected != len(program.code):
+        raise Refusal(
+            "P1", f"functions cover {expected} of {len(program.code)} slots", len(program.code) - 1
+        )
+    return tuple(ranges)
+
+
+def _decode(code: tuple[Insn, ...], policy: Policy) -> tuple[Step | None, ...]:
+    steps: list[Step | None] = [None] * len(code)
+    for pc, insn, following in isa.instructions(code):
+        reason = isa.check_fields(insn, following) or _check_operand(insn, policy)
+        if reason is not None:
+            raise Refusal("P1", reason, pc)
+        form = isa.form_of(insn)
+        assert form is not None, "check_fields refuses opcodes without a form"
+        target = isa.jump_target(pc, insn)
+        steps[pc] = Step(
+            pc,
+            form.kind,
+            form.op,
+            form.width,
+            form.register,
+            insn.dst,
+            insn.src,
+            insn.off,
+            insn.imm,
+            pc + (2 if isa.is_wide(insn) else 1),
+            -1 if target is None else target,
+            # To little endian does not swap: the machine is little-endian.
+            form.kind is Kind.BYTE_ORDER and insn.opcode != _TO_LITTLE_ENDIAN,
+        )
+    return tuple(steps)
+
+
+_TO_LITTLE_ENDIAN = isa.Class.ALU | AluOp.END
+_SHIFTS = frozenset({AluOp.LSH, AluOp.RSH, AluOp.ARSH})
+
+
+def _check_operand(insn: Insn, policy: Policy) -> str | None:
+    """Immediates that are defined but surely a mistake: Linux refuses them too."""
+    form = isa.form_of(insn)
+    if form is None or form.register or form.kind is not Kind.ALU or policy is Policy.EXECUTOR:
+        return None
+    if form.op in _SHIFTS and not 0 <= insn.imm < form.width:
+        return f"shift of a {form.width}-bit value by {insn.imm}, must be 0 to {form.width - 1}"
+    if form.op in (AluOp.DIV, AluOp.MOD) and not insn.imm:
+        return "division by the constant 0"
+    return None
+
+
+def _check_target(steps: tuple[Step | None, ...], step: Step, start: int, end: int) -> None:
+    if not start <= step.target < end:
+        raise Refusal("P1", f"jump to slot {step.target} leaves its function", step.pc)
+    if steps[step.target] is None:
+        raise Refusal(
+            "P1", f"jump into the second half of the 64-bit immediate at {step.target - 1}", step.pc
+        )
+
+
+def _order(functions: tuple[tuple[int, int], ...], callees: list[set[int]]) -> tuple[int, ...]:
+    """Functions with callees first. Refuses recursion and chains of more than eight frames."""
+    depth: dict[int, int] = {}
+    order: list[int] = []
+    for root in range(len(functions)):
+        work, path = [(root, False)], set()
+        while work:
+            function, done = work.pop()
+            if done:
+                path.discard(function)
+                if function not in depth:
+                    depth[function] = 1 + max((depth[c] for c in callees[function]), default=0)
+                    order.append(function)
+            elif function in path:
+                start = functions[function][0]
+                raise Refusal("P1", "the function calls itself, directly or through others", start)
+            elif function not in depth:
+                path.add(function)
+                work.append((function, True))
+                work.extend((callee, False) for callee in sorted(callees[function]))
+    if depth[0] > isa.MAX_CALL_DEPTH:
+        raise Refusal("P1", f"calls nest {depth[0]} deep, limit {isa.MAX_CALL_DEPTH}", 0)
+    return tuple(order)
+
+
+def _check_reachable(structure: Structure) -> None:
+    seen: set[int] = set()
+    work = [0]
+    while work:
+        pc = work.pop()
+        if pc in seen:
+            continue
+        seen.add(pc)
+        step = structure.step(pc)
+        work.extend(structure.successors(step))
+        if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
+            work.append(step.target)
+    for pc, candidate in enumerate(structure.steps):
+        if candidate is not None and pc not in seen:
+            raise Refusal(
+                "P1", "the instruction can never be reached", pc, "remove it or jump to it"
+            )
+
+
+def map_reference(step: Step) -> int | None:
+    """The map index of an LD_IMM64 that names a map, None for others."""
+    if step.kind is Kind.LOAD_IMM64 and step.src in (
+        PseudoSrc.MAP_INDEX,
+        PseudoSrc.MAP_INDEX_VALUE,
+    ):
+        return step.imm
+    return None

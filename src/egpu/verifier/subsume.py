@@ -1,0 +1,166 @@
+"""When one state makes exploring another unnecessary.
+
+Only what may still be read is looked at: ``live`` has, per frame, a bit set of registers and one of
+stack slots (bit i is slot -1 - i).  Every scalar counts as precise: an old state covers a new one
+only if its ranges hold the new ones.  That is coarser than tracing back which scalars mattered, and
+simple enough to be right.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from egpu.verifier.scalar import Scalar, covers
+from egpu.verifier.state import (
+    EMPTY_SLOT,
+    INVALID,
+    MISC,
+    REGISTERS,
+    SPILL,
+    ZERO,
+    Frame,
+    Pointer,
+    Slot,
+    State,
+    Value,
+)
+
+
+class Live(NamedTuple):
+    """What of one frame may still be read."""
+
+    registers: int
+    slots: int
+
+
+class _Links:
+    """A one-to-one correspondence of the link numbers of two states."""
+
+    __slots__ = ("backward", "forward")
+
+    def __init__(self) -> None:
+        self.forward: dict[int, int] = {}
+        self.backward: dict[int, int] = {}
+
+    def match(self, old: int, new: int) -> bool:
+        return (
+            self.forward.setdefault(old, new) == new and self.backward.setdefault(new, old) == old
+        )
+
+
+def _scalar_covers(old: Scalar, new: Scalar, links: _Links) -> bool:
+    if old.link:
+        # An unlinked new value corresponds to a link of its own: no other register shares it.
+        other = new.link or -old.link
+        if not links.match(old.link, other):
+            return False
+    return old[:10] == new[:10] or covers(old, new)
+
+
+def _value_covers(old: Value, new: Value, links: _Links) -> bool:
+    if old is None:
+        return True  # the old way never read it
+    if isinstance(old, Scalar):
+        return isinstance(new, Scalar) and _scalar_covers(old, new, links)
+    if not isinstance(new, Pointer) or (
+        old.region is not new.region
+        or old.owner != new.owner
+        or old.offset != new.offset
+        or old.size != new.size
+        or bool(old.null) != bool(new.null)
+        or bool(old.reference) != bool(new.reference)
+    ):
+        return False
+    if (old.null and not links.match(old.null, new.null)) or (
+        old.reference and not links.match(old.reference, new.reference)
+    ):
+        return False
+    if old.variable is None or new.variable is None:
+        return old.variable is new.variable
+    return covers(old.variable, new.variable)
+
+
+def _byte_covers(old: Slot, new: Slot, at: int) -> bool:
+    """Whether a byte that is no spill in ``old`` allows what ``new`` has there."""
+    kind, other = old.kinds[at], new.kinds[at]
+    if kind == INVALID:
+        return True
+    if kind == ZERO:
+        return other == ZERO
+    if other == SPILL:
+        spill = new.spill_at(at)
+        return spill is not None and isinstance(spill.value, Scalar)
+    return other in (MISC, ZERO)
+
+
+def _slot_covers(old: Slot, new: Slot, links: _Links) -> bool:
+    if old is new and not old.spills:
+        return True
+    for spill in old.spills:
+        match = new.spill_at(spill.at)
+        if match is None or (match.at, match.size) != (spill.at, spill.size):
+            return False
+        if not _value_covers(spill.value, match.value, links):
+            return False
+    return all(old.kinds[at] == SPILL or _byte_covers(old, new, at) for at in range(len(old.kinds)))
+
+
+def _frame_covers(old: Frame, new: Frame, live: Live, links: _Links) -> bool:
+    if old.call_site != new.call_site:
+        return False
+    for index in range(REGISTERS):
+        if live.registers >> index & 1 and not _value_covers(
+            old.registers[index], new.registers[index], links
+        ):
+            return False
+    for number, slot in old.slots.items():
+        if live.slots >> (-1 - number) & 1 and not _slot_covers(
+            slot, new.slots.get(number, EMPTY_SLOT), links
+        ):
+            return False
+    return True
+
+
+def state_covers(old: State, new: State, live: list[Live]) -> bool:
+    """Whether everything that ``new`` can do from here, ``old`` can do too."""
+    if len(old.frames) != len(new.frames) or len(old.references) != len(new.references):
+        return False
+    links = _Links()
+    for mine, theirs, alive in zip(old.frames, new.frames, live, strict=True):
+        if not _frame_covers(mine, theirs, alive, links):
+            return False
+    held = zip(sorted(old.references), sorted(new.references), strict=True)
+    return all(links.match(mine, theirs) for mine, theirs in held)
+
+
+def state_key(state: State, live: list[Live]) -> tuple[object, ...]:
+    """A hashable form of the live part: equal keys are equal states, however links are numbered."""
+    names: dict[int, int] = {0: 0}
+
+    def named(value: Value) -> object:
+        if isinstance(value, Scalar):
+            if not value.link:
+                return value
+            return value._replace(link=names.setdefault(value.link, len(names)))
+        if value is None or not (value.null or value.reference):
+            return value
+        return value._replace(
+            null=names.setdefault(value.null, len(names)),
+            reference=names.setdefault(value.reference, len(names)),
+        )
+
+    key: list[object] = []
+    for frame, alive in zip(state.frames, live, strict=True):
+        registers, slots = alive
+        key.append(frame.call_site)
+        key.extend(
+            named(value) if registers >> index & 1 else 0
+            for index, value in enumerate(frame.registers)
+        )
+        for number in sorted(frame.slots, reverse=True):
+            if slots >> (-1 - number) & 1:
+                slot = frame.slots[number]
+                key.append((number, slot.kinds))
+                key.extend((s.at, s.size, named(s.value)) for s in slot.spills)
+    key.append(tuple(names.setdefault(r, len(names)) for r in state.references))
+    return tuple(key)
