@@ -84,6 +84,8 @@ def open_cubin(data: bytes) -> Cubin:
     if header["machine"] != EM_CUDA:
         raise _malformed(f"machine {header['machine']} instead of {EM_CUDA} (CUDA)")
     sections = _sections(data, header)
+    if (length := elf_length(data)) > len(data):
+        raise _malformed(f"it has {len(data)} of its {length} bytes")
     flags, abi = header["flags"], data[8]
     arch = flags >> 8 & 0xFF if abi >= ABI_WITH_ARCH_IN_SECOND_BYTE else flags & 0xFF
     cubin = Cubin(data, arch, "", sections)

@@ -155,7 +155,11 @@ def _hidden_offset(kernel: Function, version: tuple[int, int]) -> int:
 
 
 def _kernel_edits(twin: _Twin, sites: Sites) -> list[Edit]:
-    edits = [_hidden_parameter(twin)]
+    edits = [
+        _hidden_parameter(twin, each)
+        for each in twin.found.functions
+        if each.name == twin.kernel.name  # a declaration before the kernel must agree with it
+    ]
     entry = [_scope(resolve(each, twin.setting)) for each in twin.entry]
     # Saved after the entry probes: what they cost is not the kernel's time.
     entry += _saved_start(twin)
@@ -170,12 +174,12 @@ def _kernel_edits(twin: _Twin, sites: Sites) -> list[Edit]:
     return edits
 
 
-def _hidden_parameter(twin: _Twin) -> Edit:
+def _hidden_parameter(twin: _Twin, entry: Function) -> Edit:
     declaration = f".param .align 8 .b8 {twin.names.launch}[{LAUNCH_BLOCK_SIZE}]"
-    span = twin.kernel.parameters_span
+    span = entry.parameters_span
     if span.start == span.end:
         return Edit(span.start, span.start, f"({declaration})")
-    comma = ",\n" if twin.kernel.parameters else "\n"
+    comma = ",\n" if entry.parameters else "\n"
     # The list may end in a line comment, which has its line end before the parenthesis.
     return Edit(span.end - 1, span.end - 1, f"{comma}{declaration}\n")
 

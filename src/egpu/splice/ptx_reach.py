@@ -62,6 +62,7 @@ def reach(module: Module, kernel: Function) -> Reach:
     functions: dict[str, list[Function]] = defaultdict(list)
     for function in module.functions:
         functions[function.name].append(function)
+    # Of ".extern .global x;" and the definition after it, the definition.
     variables = {variable.name: variable for variable in module.variables}
     aliases = dict(_alias(each) for each in module.directives if each.name == ".alias")
     seen: set[str] = {kernel.name}
@@ -84,7 +85,7 @@ def reach(module: Module, kernel: Function) -> Reach:
         kernel=kernel,
         functions=kept,
         bodies=tuple(each for each in kept if each.body is not None),
-        variables=tuple(each for each in module.variables if each.name in seen),
+        variables=tuple(each for each in variables.values() if each.name in seen),
         aliases=tuple(
             each for each in module.directives if each.name == ".alias" and _alias(each)[0] in seen
         ),
@@ -144,7 +145,17 @@ def _refuse(module: Module, found: Reach, aliases: dict[str, str], functions: se
                 f"{variable.name}: it belongs to the original module"
             )
     for function in found.bodies:
+        _refuse_inner_variables(function)
         _refuse_foreign_pointers(module, kernel, function, defined)
+
+
+def _refuse_inner_variables(function: Function) -> None:
+    """A global variable inside a function has no name that the driver could find it by."""
+    for statement in statements(function.body) if function.body else ():
+        if isinstance(statement, Variable) and statement.space in ("global", "const", "tex"):
+            raise UnsupportedError(
+                f"{function.name} declares the .{statement.space} variable {statement.name} inside"
+            )
 
 
 def _refuse_foreign_pointers(

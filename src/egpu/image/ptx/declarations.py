@@ -24,6 +24,7 @@ SPACES = frozenset({".reg", ".sreg", ".const", ".global", ".local", ".param", ".
 LINKAGES = frozenset({".extern", ".visible", ".weak", ".common"})
 _VECTORS = {".v2": 2, ".v4": 4, ".v8": 8}
 _POINTER_SPACES = frozenset({".const", ".global", ".local", ".shared", ".param"})
+_MAX_DIMENSIONS = 16
 _MAX_ALIGN = 1 << 20  # far above what any device takes; keeps offsets small numbers
 
 
@@ -88,6 +89,8 @@ def parse_dimensions(cursor: Cursor) -> tuple[int, ...]:
     while cursor.accept("["):
         dims.append(0 if cursor.token == "]" else parse_dimension(cursor))
         cursor.expect("]")
+        if len(dims) > _MAX_DIMENSIONS:
+            raise cursor.error("too many dimensions")
     return tuple(dims)
 
 

@@ -248,6 +248,8 @@ def _binary(cursor: Cursor, lowest: int, depth: int) -> int:
         if (sign in ("/", "%") and right == 0) or (sign in ("<<", ">>") and not 0 <= right < 64):
             raise cursor.error_at(at, f"the constant expression has no value ({sign} {right})")
         left = apply(left, right)
+        if not -_MASK64 <= left <= _MASK64:
+            raise cursor.error_at(at, "the constant expression needs over 64 bits")
 
 
 def _unary(cursor: Cursor, depth: int) -> int:
