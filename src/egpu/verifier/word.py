@@ -179,7 +179,9 @@ class Width:
         return self._made(signed=(max(low, self.smin), min(high, self.smax)))
 
     def modulo_signed(self, a: Word, b: Word) -> Word:
-        if not (a.mask or b.mask) and b.value:
+        if not b.umax:
+            return a
+        if not (a.mask or b.mask):
             return self.constant(a.smin - _truncate(a.smin, b.smin) * b.smin)
         # The sign is the dividend's; the size below the divisor's, unless that may be 0.
         low, high = min(0, a.smin), max(0, a.smax)
