@@ -114,6 +114,11 @@ class RingReader:
         return self._spec
 
     @property
+    def place(self) -> MapPlace:
+        """Where the map lies, as ``ring_controls`` wants it."""
+        return self._place
+
+    @property
     def counts(self) -> RingCounts:
         """What was received so far, and the device's counts once known."""
         return RingCounts(

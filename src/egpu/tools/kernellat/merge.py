@@ -39,6 +39,7 @@ RECORD = np.dtype(
 PENDING_LIMIT = 1 << 23  # records of incomplete launches kept at once: 384 MiB
 
 Records = NDArray[np.void]
+Key = tuple[int, int]  # source, launch id
 
 
 @dataclass(slots=True)
@@ -73,52 +74,55 @@ class Merger:
 
     def __init__(self, *, limit: int = PENDING_LIMIT) -> None:
         self._limit = limit
-        self._pending: dict[int, _Pending] = {}
-        self._closed: set[int] = set()  # merged early, to keep within the limit
+        self._pending: dict[Key, _Pending] = {}
+        self._closed: set[Key] = set()  # merged early, to keep within the limit
         self._kept = 0
         self.kernels: dict[int, KernelLatency] = {}
 
-    def add(self, records: Records) -> None:
-        """Take ``records`` (dtype RECORD) in; launches that became complete are merged."""
+    def add(self, records: Records, *, source: int = 0) -> None:
+        """Take ``records`` (dtype RECORD) in; launches that became complete are merged.
+
+        ``source`` tells contexts apart, which number their launches each by themselves.
+        """
         if not len(records):
             return
         order = np.argsort(records["launch_id"], kind="stable")
         ordered = records[order]
         cuts = np.flatnonzero(np.diff(ordered["launch_id"])) + 1
         for part in np.split(ordered, cuts):
-            self._add_launch(int(part[0]["launch_id"]), part)
+            self._add_launch((source, int(part[0]["launch_id"])), part)
 
     def finish(self, *, lossy: bool) -> dict[int, KernelLatency]:
         """Merge what is left and give everything by kernel id.
 
         ``lossy``: some records of this run were dropped or are missing.
         """
-        for launch_id in list(self._pending):
-            self._merge(launch_id, lossy=lossy)
+        for key in list(self._pending):
+            self._merge(key, lossy=lossy)
         return self.kernels
 
-    def _add_launch(self, launch_id: int, part: Records) -> None:
+    def _add_launch(self, key: Key, part: Records) -> None:
         kernel = self.kernels.setdefault(int(part[0]["kernel_id"]), KernelLatency())
         kernel.records += len(part)
-        if launch_id in self._closed or not self._make_room(launch_id, len(part)):
+        if key in self._closed or not self._make_room(key, len(part)):
             kernel.unmerged_records += len(part)
             return
-        launch = self._pending.setdefault(launch_id, _Pending())
+        launch = self._pending.setdefault(key, _Pending())
         launch.captured |= bool(part[0]["flags"] & LAUNCH_FLAG_CAPTURED)
         launch.parts.append(part)
         launch.lanes += int(part["lanes"].sum(dtype=np.int64))
         self._kept += len(part)
         expected = int(part[0]["blocks"]) * int(part[0]["threads"])
         if launch.lanes >= expected and not launch.captured:
-            self._merge(launch_id, lossy=False)
+            self._merge(key, lossy=False)
 
-    def _make_room(self, launch_id: int, wanted: int) -> bool:
+    def _make_room(self, key: Key, wanted: int) -> bool:
         """Give up the oldest incomplete launches until there is room; graphs are kept."""
         while self._kept + wanted > self._limit:
             old = [
                 other
                 for other, launch in self._pending.items()
-                if not launch.captured and other != launch_id
+                if not launch.captured and other != key
             ]
             if not old:
                 return False
@@ -126,8 +130,8 @@ class Merger:
             self._merge(min(old), lossy=True)
         return True
 
-    def _merge(self, launch_id: int, *, lossy: bool) -> None:
-        launch = self._pending.pop(launch_id)
+    def _merge(self, key: Key, *, lossy: bool) -> None:
+        launch = self._pending.pop(key)
         records = np.concatenate(launch.parts)
         self._kept -= len(records)
         kernel = self.kernels[int(records[0]["kernel_id"])]

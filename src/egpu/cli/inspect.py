@@ -1,0 +1,189 @@
+"""``egpu inspect``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from egpu.cli.output import json_option, output_option, read_file, write_report
+from egpu.errors import EgpuError, InputError
+from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
+
+if TYPE_CHECKING:
+    from egpu.image import KernelInfo, Member
+    from egpu.image.ptx.syntax import Block, Module
+
+# Sections in which nvcc leaves fatbins in executables and shared objects.
+_FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
+_EM_CUDA = "EM_CUDA"
+_ELF = b"\x7fELF"
+_EXITS = frozenset({"ret", "exit"})
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """Probe sites of a kernel in PTX: ways out, and instructions that end a thread unprobed."""
+
+    exits: int = 0
+    traps: int = 0
+
+
+@click.command("inspect")
+@click.argument("image", type=click.Path(path_type=Path))
+@json_option
+@output_option
+def command(*, image: Path, as_json: bool, output: Path | None) -> None:
+    """Show kernels and probe sites of an image or program.
+
+    IMAGE is PTX text, a cubin, a fatbin, or an executable or shared object that holds fatbins.
+    """
+    from egpu.cli.output import destination  # noqa: PLC0415
+
+    report = inspect_file(image)
+    with destination(output) as stream:
+        write_report(report, stream, as_json=as_json)
+
+
+def inspect_file(path: Path) -> Report:
+    """What ``path`` holds; InputError if it is no image and holds none."""
+    from egpu.image import open_image  # noqa: PLC0415
+
+    data = read_file(path)
+    try:
+        image = open_image(_fatbins(data, path) or data)
+    except InputError as error:
+        raise InputError(error.message, where=str(path), hint=error.hint) from error
+    parts: list[Part] = [
+        Paragraph(f"{path.name}: {image.kind.value} with {len(image.members)} members")
+    ]
+    members = [_member(member, parts) for member in image.members]
+    data_out = {"file": str(path), "kind": image.kind.value, "digest": image.digest}
+    return Report("inspect/1", tuple(parts), data_out | {"members": members})
+
+
+def _fatbins(data: bytes, path: Path) -> bytes:
+    """The fatbins of a host program, b"" for anything that is not an ELF file for a CPU."""
+    if not data.startswith(_ELF):
+        return b""
+    from elftools.common.exceptions import ELFError  # noqa: PLC0415
+    from elftools.elf.elffile import ELFFile  # noqa: PLC0415
+
+    try:
+        file = ELFFile(BytesIO(data))
+        if file["e_machine"] in (_EM_CUDA, 190):
+            return b""
+        found = [
+            section.data()
+            for section in file.iter_sections()
+            if section.name in _FATBIN_SECTIONS and section["sh_type"] != "SHT_NOBITS"
+        ]
+    except (ELFError, ValueError, KeyError, OSError, AssertionError) as error:
+        raise InputError(f"malformed ELF file ({error})", where=str(path)) from error
+    if not any(found):
+        raise InputError(
+            "a program without GPU code in it",
+            where=str(path),
+            hint="GPU code may be in a library that it loads, or compiled at run time",
+        )
+    return b"".join(found)
+
+
+def _member(member: Member, parts: list[Part]) -> dict[str, object]:
+    """Describe one member: adds to ``parts`` and gives its JSON."""
+    from egpu.image import list_kernels  # noqa: PLC0415
+
+    prefix = "compute" if member.kind.value == "ptx" else "sm"
+    arch = f"{prefix}_{member.arch}{member.suffix}"
+    data: dict[str, object] = {
+        "kind": member.kind.value,
+        "arch": arch,
+        "compression": member.compression,
+        "stored_size": len(member.data),
+        "size": member.size,
+        "error": None,
+        "kernels": [],
+    }
+    title = f"{member.kind.value} {arch}, {member.compression}, {len(member.data):,} bytes"
+    try:
+        kernels = list_kernels(member)
+        sites = _sites_of(member)
+    except EgpuError as error:  # one bad member must not hide the others
+        parts += [Paragraph(title), Paragraph(str(error), Weight.WARNING)]
+        return data | {"error": str(error)}
+    rows = [_kernel(kernel, sites.get(kernel.name)) for kernel in kernels]
+    parts.append(_table(title, rows))
+    return data | {"kernels": rows}
+
+
+def _kernel(kernel: KernelInfo, sites: Sites | None) -> dict[str, object]:
+    from egpu.bpf.demangle import demangle  # noqa: PLC0415
+
+    return {
+        "name": kernel.name,
+        "demangled": demangle(kernel.name),
+        "parameters": [list(parameter) for parameter in kernel.parameters],
+        "registers": kernel.registers or None,
+        "shared": kernel.shared,
+        "has_ptx": kernel.has_ptx,
+        "entry_sites": None if sites is None else 1,
+        "exit_sites": None if sites is None else sites.exits,
+        "traps": None if sites is None else sites.traps,
+    }
+
+
+def _table(title: str, rows: list[dict[str, object]]) -> Table:
+    columns = (
+        Column("KERNEL", Align.LEFT, may_shorten=True),
+        Column("PARAMS"),
+        Column("BYTES"),
+        Column("REGS"),
+        Column("SHARED"),
+        Column("EXITS"),
+    )
+    return Table(title, columns, tuple(_cells(row) for row in rows))
+
+
+def _cells(row: dict[str, object]) -> tuple[str, ...]:
+    parameters = row["parameters"]
+    assert isinstance(parameters, list)
+    size = max((offset + length for offset, length in parameters), default=0)
+    shown = [row["registers"], row["shared"], row["exit_sites"]]
+    return (
+        str(row["demangled"]),
+        str(len(parameters)),
+        str(size),
+        *("-" if value is None else str(value) for value in shown),
+    )
+
+
+def _sites_of(member: Member) -> dict[str, Sites]:
+    """The probe sites of each kernel of a PTX member; cubins have none that PTX splicing knows."""
+    if member.kind.value != "ptx":
+        return {}
+    from egpu.image import ptx_text  # noqa: PLC0415
+    from egpu.image.ptx import parse  # noqa: PLC0415
+
+    module: Module = parse(ptx_text(member))
+    return {
+        function.name: _count(function.body)
+        for function in module.functions
+        if function.is_entry and function.body is not None
+    }
+
+
+def _count(block: Block) -> Sites:
+    from egpu.image.ptx.syntax import Block, Instruction  # noqa: PLC0415
+
+    exits = traps = 0
+    for statement in block.statements:
+        if isinstance(statement, Block):
+            inner = _count(statement)
+            exits, traps = exits + inner.exits, traps + inner.traps
+        elif isinstance(statement, Instruction):
+            exits += statement.parts[0] in _EXITS
+            traps += statement.parts[0] == "trap"
+    return Sites(exits, traps)

@@ -1,0 +1,154 @@
+"""What ``egpu run OBJECT`` shows: records as they come, then every map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from egpu.export.json import render_line
+from egpu.maps import MapView, ring_controls
+from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
+from egpu.tools.running import run_of
+from egpu.tools.sections import common_data, cost, coverage, launch_data
+
+if TYPE_CHECKING:
+    from egpu.session import Ring, Session
+
+ROWS = 64  # entries of one map shown in the text; JSON has all
+_SECTIONS = (".bss", ".data", ".rodata")
+
+
+class ObjectOutput:
+    """Writes the records of a session's rings to ``stream`` and builds the closing report."""
+
+    def __init__(self, session: Session, stream: TextIO, *, as_json: bool) -> None:
+        self._session = session
+        self._stream = stream
+        self._as_json = as_json
+
+    def collect(self) -> None:
+        """Write the records that are there now."""
+        for name, ring in self._rings():
+            for record in ring:
+                self._write(name, record)
+
+    def report(self) -> Report:
+        """Write the last records and give the report of every map."""
+        for name, ring in self._rings():
+            for arena, reader in ring.readers():
+                controls = ring_controls(arena.host.snapshot(), reader.place, arena.layout.sm_slots)
+                for batch in reader.drain_final(controls):
+                    for record in batch.records():
+                        self._write(name, reader.decode(record))
+        run = run_of(self._session)
+        parts: list[Part] = []
+        data: dict[str, object] = {}
+        for name, view in self._session.maps.items():
+            if isinstance(view, MapView):
+                entries = _entries(view)
+                parts += _shown(name, entries)
+                data[name] = [{"key": key, **value} for key, value in entries]
+        for name, ring in self._rings():
+            totals = ring.totals()
+            parts.append(
+                Paragraph(
+                    f"{name}: {totals.received:,} records received, {totals.discarded:,} discarded "
+                    f"by the program, {totals.dropped:,} dropped, {totals.holes:,} missing",
+                    Weight.WARNING if totals.dropped or totals.holes else Weight.PLAIN,
+                )
+            )
+            data[name] = {
+                "received": totals.received,
+                "discarded": totals.discarded,
+                "dropped": totals.dropped,
+                "missing": totals.holes,
+            }
+        parts += [*coverage(run), *cost(run)]
+        kernels = [launch_data(kernel) for kernel in run.kernels]
+        return Report(
+            "object/1", tuple(parts), common_data(run) | {"maps": data, "kernels": kernels}
+        )
+
+    def _rings(self) -> Iterator[tuple[str, Ring]]:
+        for name, view in self._session.maps.items():
+            if not isinstance(view, MapView):
+                yield name, view
+
+    def _write(self, name: str, record: object) -> None:
+        if self._as_json:
+            self._stream.write(render_line("record/1", {"map": name, "value": plain(record)}))
+        else:
+            self._stream.write(f"{name}: {shown(record)}\n")
+        self._stream.flush()
+
+
+def plain(value: object) -> object:
+    """A decoded value as JSON has it: namedtuples as objects, bytes as hexadecimal text."""
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        if names is not None:
+            return {name: plain(item) for name, item in zip(names, value, strict=True)}
+        return [plain(item) for item in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def shown(value: object) -> str:
+    """A decoded value for people: ``name=value`` pairs, text where bytes hold text."""
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        if names is not None:
+            return " ".join(
+                f"{name}={shown(item)}" for name, item in zip(names, value, strict=True)
+            )
+        return "[" + ", ".join(shown(item) for item in value) + "]"
+    if isinstance(value, bytes):
+        text = value.rstrip(b"\0")
+        return text.decode() if text.isascii() and text.decode().isprintable() else value.hex()
+    return str(value)
+
+
+def _entries(view: MapView) -> list[tuple[int, dict[str, object]]]:
+    """Every entry that is not all zero, with the parts of a per-SM map that cannot be summed."""
+    from egpu.errors import InputError  # noqa: PLC0415
+
+    found: list[tuple[int, dict[str, object]]] = []
+    for number, copy in enumerate(view.copies()):
+        context = {"context": number} if len(view.copies()) > 1 else {}
+        try:
+            items: Iterator[tuple[int, object]] = iter(copy.items())
+            rows = [(key, {"value": plain(value)}) for key, value in items if _holds(value)]
+        except InputError:  # values that cannot be summed are shown by SM
+            rows = [
+                (key, {"per_sm": [plain(part) for part in copy.per_sm(key)]})
+                for key in copy
+                if any(_holds(part) for part in copy.per_sm(key))
+            ]
+        found += [(key, {**context, **value}) for key, value in rows]
+    return found
+
+
+def _holds(value: object) -> bool:
+    if isinstance(value, tuple):
+        return any(_holds(item) for item in value)
+    return any(value) if isinstance(value, bytes) else bool(value)
+
+
+def _shown(name: str, entries: list[tuple[int, dict[str, object]]]) -> list[Part]:
+    columns = (Column("KEY"), Column("VALUE", Align.LEFT, may_shorten=True))
+    rows = tuple(
+        (str(key), _line(value.get("value", value.get("per_sm")))) for key, value in entries[:ROWS]
+    )
+    parts: list[Part] = [
+        Table(f"{name} ({len(entries):,} entries that are not zero)", columns, rows)
+    ]
+    if len(entries) > ROWS:
+        parts.append(Paragraph(f"... and {len(entries) - ROWS:,} more; --json has them"))
+    return parts
+
+
+def _line(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_line(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return "[" + ", ".join(_line(item) for item in value) + "]"
+    return str(value)

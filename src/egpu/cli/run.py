@@ -1,0 +1,152 @@
+"""``egpu run``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from egpu.cli.output import destination, json_option, output_option, read_file, write_report
+from egpu.errors import InputError
+
+if TYPE_CHECKING:
+    from egpu.bpf.program import Object
+    from egpu.session import Options
+    from egpu.tools.registry import ToolEntry
+
+
+@click.command("run")
+@click.argument("program", metavar="TOOL|OBJECT")
+@click.argument("workload", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED)
+@json_option
+@output_option
+@click.option("--sim", is_flag=True, help="Use the simulated device, even if there is a GPU.")
+@click.option(
+    "--kernels", metavar="GLOB", default="", help="Probe only kernels whose name matches."
+)
+@click.option(
+    "--twin-wait",
+    metavar="S",
+    type=click.FloatRange(0),
+    default=10.0,
+    show_default=True,
+    help="How long the first launch of a kernel waits for its instrumented twin.",
+)
+@click.option(
+    "--allow-occupancy-loss",
+    is_flag=True,
+    help="Use twins of which fewer blocks fit on an SM (persistent kernels may hang).",
+)
+@click.option("--no-follow", is_flag=True, help="Probe only COMMAND itself, not its children.")
+@click.option(
+    "--interval",
+    metavar="S",
+    type=click.FloatRange(0.001),
+    default=0.02,
+    show_default=True,
+    help="How often records are collected.",
+)
+def command(
+    *,
+    program: str,
+    workload: tuple[str, ...],
+    as_json: bool,
+    output: Path | None,
+    sim: bool,
+    kernels: str,
+    twin_wait: float,
+    allow_occupancy_loss: bool,
+    no_follow: bool,
+    interval: float,
+) -> int:
+    """Run a workload under a tool or an object file.
+
+    COMMAND keeps its input, output and exit code.  The report follows on standard output; a
+    command with options of its own stands behind "--".
+
+    The ring records of an OBJECT are printed as they come: with --json one document a line, before
+    the closing one.
+    """
+    from egpu.session import Options  # noqa: PLC0415
+
+    if not workload:
+        raise click.UsageError("no command to run: put it behind --")
+    options = Options(
+        simulated=sim,
+        kernels=kernels,
+        twin_wait_s=twin_wait,
+        allow_occupancy_loss=allow_occupancy_loss,
+        follow=not no_follow,
+    )
+    tool, loaded = choose(program)
+    with destination(output) as stream:
+        if tool is None:
+            return run_object(loaded, workload, options, stream, as_json=as_json, interval=interval)
+        return run_tool(tool, workload, options, stream, as_json=as_json, interval=interval)
+
+
+def choose(program: str) -> tuple[ToolEntry | None, Object]:
+    """The tool that is meant, or None, and the programs to attach.
+
+    A name without a slash is a tool first; InputError (usage) if it is neither tool nor file.
+    """
+    from egpu.bpf.object import read_object  # noqa: PLC0415
+    from egpu.tools.registry import TOOLS, find_tool, load_object  # noqa: PLC0415
+
+    entry = find_tool(program)
+    if entry is not None:
+        return entry, load_object(entry)
+    path = Path(program)
+    if not path.exists():
+        names = ", ".join(row.name for row in TOOLS)
+        raise InputError(
+            f"{program} is neither a tool nor an object file",
+            hint=f"the tools are {names}",
+            usage=True,
+        )
+    return None, read_object(read_file(path), path.name)
+
+
+def run_tool(
+    entry: ToolEntry,
+    workload: tuple[str, ...],
+    options: Options,
+    stream: TextIO,
+    *,
+    as_json: bool,
+    interval: float,
+) -> int:
+    """Run under one tool and write its report; the workload's exit code."""
+    from egpu import session  # noqa: PLC0415
+    from egpu.cli.live import follow  # noqa: PLC0415
+    from egpu.tools.registry import load_object, new_tool  # noqa: PLC0415
+
+    tool = new_tool(entry)
+    with session.run(workload, programs=load_object(entry), options=options) as running:
+        status = follow(running, lambda: tool.collect(running), interval_s=interval)
+        report = tool.report(running)
+    write_report(report, stream, as_json=as_json)
+    return status
+
+
+def run_object(
+    loaded: Object,
+    workload: tuple[str, ...],
+    options: Options,
+    stream: TextIO,
+    *,
+    as_json: bool,
+    interval: float,
+) -> int:
+    """Run under an object, write records and maps; the workload's exit code."""
+    from egpu import session  # noqa: PLC0415
+    from egpu.cli.live import follow  # noqa: PLC0415
+    from egpu.cli.object_run import ObjectOutput  # noqa: PLC0415
+
+    with session.run(workload, programs=loaded, options=options) as running:
+        output = ObjectOutput(running, stream, as_json=as_json)
+        status = follow(running, output.collect, interval_s=interval)
+        report = output.report()
+    write_report(report, stream, as_json=as_json)
+    return status

@@ -1,0 +1,98 @@
+"""``egpu verify``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from egpu.cli.output import json_option, read_file
+from egpu.errors import InputError, VerifierError
+
+if TYPE_CHECKING:
+    from egpu.bpf.program import Program
+    from egpu.verifier import Cost
+
+EXIT_REJECTED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the verifier said of one program: its cost, or why it was refused."""
+
+    program: Program
+    cost: Cost | None
+    error: VerifierError | None
+
+
+@click.command("verify")
+@click.argument("object_file", metavar="OBJECT", type=click.Path(path_type=Path))
+@click.option("--cost", is_flag=True, help="Show the worst case of each program per thread.")
+@click.option("--path", is_flag=True, help="Show the way that leads to each refusal.")
+@json_option
+def command(*, object_file: Path, cost: bool, path: bool, as_json: bool) -> int:
+    """Check the programs of an object file.
+
+    The exit code is 0 if all may be attached to kernels, 1 if one is refused.
+    """
+    from egpu.bpf.object import read_object  # noqa: PLC0415
+
+    programs = read_object(read_file(object_file), str(object_file)).programs
+    if not programs:
+        raise InputError("no program in it", where=str(object_file))
+    verdicts = [_verdict(program) for program in programs]
+    if as_json:
+        from egpu.export.json import render_json  # noqa: PLC0415
+
+        answer = {"object": str(object_file), "programs": [_data(each) for each in verdicts]}
+        click.echo(render_json("verify/1", answer), nl=False)
+    else:
+        for verdict in verdicts:
+            _show(verdict, cost=cost, path=path)
+    return EXIT_REJECTED if any(each.error for each in verdicts) else 0
+
+
+def _verdict(program: Program) -> Verdict:
+    from egpu.verifier import Policy, verify  # noqa: PLC0415
+
+    try:
+        return Verdict(program, verify(program, policy=Policy.PROBE).cost, None)
+    except VerifierError as error:
+        return Verdict(program, None, error)
+
+
+def _show(verdict: Verdict, *, cost: bool, path: bool) -> None:
+    program, error = verdict.program, verdict.error
+    click.echo(f"{program.name} ({program.section}): {'refused' if error else 'accepted'}")
+    if error is not None:
+        click.echo(f"  {error.rule}: {error}")
+        if path:
+            for line in error.path or ("(the way was not recorded)",):
+                click.echo(f"    {line}")
+    if cost and verdict.cost is not None:
+        for name, value in asdict(verdict.cost).items():
+            click.echo(f"  {name.replace('_', ' '):<16} {value:>10,}")
+
+
+def _data(verdict: Verdict) -> dict[str, object]:
+    error = verdict.error
+    return {
+        "name": verdict.program.name,
+        "section": verdict.program.section,
+        "instructions": len(verdict.program.code),
+        "accepted": error is None,
+        "cost": None if verdict.cost is None else asdict(verdict.cost),
+        "error": None
+        if error is None
+        else {
+            "rule": error.rule,
+            "message": error.message,
+            "hint": error.hint,
+            "pc": error.pc,
+            "instruction": error.insn,
+            "line": error.line,
+            "path": list(error.path),
+        },
+    }

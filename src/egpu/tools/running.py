@@ -1,0 +1,82 @@
+"""From a session to the plain values that reports are made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from egpu.bpf.demangle import demangle
+from egpu.errors import InternalError
+from egpu.maps import MapView
+from egpu.tools.model import KernelLaunches, Run, RunCost
+
+if TYPE_CHECKING:
+    from egpu.agent.twin import KernelStats
+    from egpu.session import Maps, Ring, Session
+
+
+def run_of(session: Session) -> Run:
+    """What the host side knows of a session whose workload has ended."""
+    cost = session.cost()
+    devices = Counter(device.name for device in session.devices)
+    named = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in devices.items())
+    return Run(
+        device=named or "no device (nothing was launched that a probe matches)",
+        simulated=session.simulated,
+        kernels=kernels_of(session.kernels()),
+        cost=RunCost(
+            twins=cost.twins,
+            cached=cost.cached,
+            twin_ms=cost.build_ms,
+            records_dropped=cost.records_dropped,
+            records_missing=cost.records_missing,
+        ),
+        snapshot=session.stale(),
+        warnings=(*session.notes, *_uncovered(session)),
+    )
+
+
+def kernels_of(stats: Iterable[KernelStats]) -> tuple[KernelLaunches, ...]:
+    """The kernels that a probe asked for, most launched first."""
+    rows = [
+        KernelLaunches(
+            kernel_id=row.kernel_id,
+            name=demangle(row.name),
+            seen=row.seen,
+            probed=row.probed,
+            not_probed=tuple(sorted(row.not_probed.items())),
+            threads_probed=row.threads_probed,
+            blocks_probed=row.blocks_probed,
+            registers_before=row.registers_before,
+            registers_after=row.registers_after,
+            captured=row.captured,
+        )
+        for row in stats
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.seen, row.name)))
+
+
+def array(maps: Maps, name: str) -> MapView:
+    """A map of the tool's own object."""
+    view = maps[name]
+    if not isinstance(view, MapView):
+        raise InternalError(f"the tool's map {name} is no array")
+    return view
+
+
+def ring(maps: Maps, name: str) -> Ring:
+    """A ring buffer of the tool's own object."""
+    found = maps[name]
+    if isinstance(found, MapView):
+        raise InternalError(f"the tool's map {name} is no ring buffer")
+    return found
+
+
+def _uncovered(session: Session) -> list[str]:
+    return [
+        f"{demangle(twin.kernel)}: threads that end by {', '.join(twin.uncovered)} are not seen "
+        "to leave."
+        for twin in session.twins()
+        if twin.uncovered
+    ]
