@@ -1,0 +1,226 @@
+/* What the agent's parts share.  Lock order: resolve before arena; a driver call is made under
+ * neither, except by the arena code, which owns its private streams. */
+#ifndef EGPU_AGENT_H
+#define EGPU_AGENT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "hooks.h"
+#include "layout.h"
+#include "protocol.h"
+
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+enum phase {
+    PHASE_INERT,   /* no session: every call passes straight through */
+    PHASE_LIVE,    /* a session answers */
+    PHASE_STOPPED, /* detached, session lost or process ending: originals run, counted */
+};
+
+enum { MAX_PARAMETERS = 512, MAX_PACKED = 32 * 1024, SHAPES = 16, NAME_LIMIT = 8192 };
+
+/* One loaded image. */
+struct module {
+    struct module *next;
+    void *handle;      /* CUmodule or CUlibrary */
+    bool library;
+    struct module *of; /* for the CUmodule of a library: that library */
+    CUcontext context; /* current when a CUmodule was loaded */
+    uint64_t image;
+    uint32_t source; /* enum egpu_image_source */
+    uint64_t offset, size;
+    char *path;
+};
+
+enum handle_kind { HANDLE_FUNCTION, HANDLE_KERNEL, HANDLE_TWIN };
+
+struct variant;
+
+/* A launch handle of the program (or, so that graph nodes can be read back, of a twin). */
+struct entry {
+    void *handle;
+    enum handle_kind kind;
+    struct module *module; /* NULL: loaded where the agent could not see it */
+    char *name;
+    struct entry *kernel;  /* for a function made from a kernel: that kernel */
+    struct variant *owner; /* of a twin's handle */
+    struct egpu_stats_slot *stats;
+    uint32_t slot;
+    _Atomic uint32_t unmatched; /* epoch + 1 in which no link asked for it */
+    _Atomic(struct variant *) variants;
+    CUcontext context; /* of a function, NULL for kernels */
+    _Atomic bool dropped;
+    uint32_t set; /* attributes the program has set */
+    int value[CU_FUNC_ATTRIBUTES];
+    int cache_config; /* -1: not set */
+};
+
+enum resolve_state { RESOLVE_NEW, RESOLVE_ASKED, RESOLVE_TWIN, RESOLVE_BUILDING, RESOLVE_SETTLED };
+
+struct arena;
+
+/* An instrumented copy, immutable once published, never freed. */
+struct twin {
+    CUmodule module;
+    CUfunction function, original;
+    uint32_t hidden_offset, parameters, kernel_id;
+    int max_threads;
+    bool allow_occupancy;
+    struct arena *arena;
+    _Atomic uint64_t shapes[SHAPES]; /* decisions by launch shape, see decide.c */
+};
+
+/* What is known of one handle in one context. */
+struct variant {
+    struct variant *next;
+    struct entry *entry;
+    _Atomic(CUcontext) context; /* NULL once the context is gone */
+    _Atomic uint32_t settled;   /* epoch + 1 for which twin and reason are final */
+    _Atomic(struct twin *) twin;
+    _Atomic uint32_t reason;
+    /* below: under the resolve lock */
+    enum resolve_state state;
+    uint32_t asked; /* epoch + 1 of the last RESOLVE */
+    uint32_t request;
+    uint64_t deadline;
+    struct variant *pending;
+    int file;     /* of the reply */
+    void *packet; /* of the reply, a struct egpu_twin behind its header */
+};
+
+struct shape {
+    unsigned grid[3], block[3], shared;
+    bool cooperative;
+    const CUlaunchConfig *config; /* cluster launches need all of it */
+    unsigned cluster[3];          /* 0: none */
+};
+
+/* Launch block, by value the hidden parameter (maps/layout.py LAUNCH_BLOCK). */
+struct launch_block {
+    uint64_t device_arena, host_arena, launch_id;
+    uint32_t kernel_id, flags;
+};
+_Static_assert(sizeof(struct launch_block) == EGPU_LAUNCH_BLOCK_SIZE, "launch block");
+_Static_assert(offsetof(struct launch_block, flags) == EGPU_LAUNCH_BLOCK_AT_FLAGS, "launch block");
+
+enum arena_state { ARENA_NEW, ARENA_ASKED, ARENA_ANSWERED, ARENA_READY, ARENA_FAILED, ARENA_GONE };
+
+struct device {
+    uint32_t ordinal, major, minor, sm_count;
+    char name[128];
+};
+
+struct arena {
+    struct arena *next;
+    uint32_t number;
+    CUcontext context;
+    struct device device;
+    bool primary;
+    _Atomic int state;
+    CUdeviceptr address, host_address;
+    uint64_t device_size, host_size;
+    unsigned char *host;
+    CUstream stream;
+    struct egpu_ring *rings;
+    uint64_t *positions; /* last copied reader positions, all rings one after the other */
+    uint32_t ring_count, sm_slots;
+    uint64_t snapshot_offset, snapshot_due;
+    bool copying;      /* a snapshot is on its way */
+    bool requested;    /* by the session */
+    uint32_t host_enabled; /* source of the enable word's copy */
+    int files[2];          /* of the answer */
+    void *packet;
+};
+
+extern struct agent {
+    _Atomic int phase;
+    _Atomic uint32_t epoch;
+    _Atomic uint32_t twin_wait_ms;
+    _Atomic uint64_t launch_id;
+    uint32_t snapshot_ms, exit_wait_ms;
+    pid_t pid; /* that called cuInit; 0 before */
+    struct egpu_stats_header *stats;
+    struct egpu_stats_slot *slots;
+    pthread_mutex_t resolve_lock, arena_lock;
+    pthread_cond_t resolved; /* CLOCK_MONOTONIC, with the resolve lock */
+} egpu;
+
+/* process.c */
+void egpu_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void egpu_stop(void);
+bool egpu_mine(void);
+uint64_t egpu_now(void);
+int egpu_relax(void);
+void egpu_restore(int mode);
+int egpu_memory_file(const char *name, uint64_t size);
+struct quiet {
+    int error, cancel;
+};
+struct quiet egpu_quiet(void);
+void egpu_loud(struct quiet quiet);
+
+/* wire.c */
+int egpu_wire_connect(const char *path);
+int egpu_wire_hello(void);
+int egpu_wire_send(uint32_t kind, uint32_t request, const void *fixed, size_t fixed_size,
+                   const char *const *texts, const size_t *sizes, size_t count, int file);
+int egpu_wire_receive(unsigned char *packet, size_t *size, int *files, int wait_ms);
+void egpu_wire_close(void);
+int egpu_wire_descriptor(void);
+bool egpu_wire_texts(const unsigned char *packet, size_t fixed_size, const uint32_t *sizes,
+                     size_t count, const char **texts);
+
+/* thread.c */
+int egpu_thread_start(void);
+void egpu_finish(CUcontext only); /* last snapshot; NULL: of every context, then no driver call */
+
+/* table.c */
+struct entry *egpu_find(void *handle);
+struct entry *egpu_note(void *handle, enum handle_kind kind, struct module *module,
+                        const char *name);
+struct entry *egpu_learn(void *handle);
+struct variant *egpu_variant(struct entry *entry);
+void egpu_drop_module(struct module *module);
+void egpu_drop_context(CUcontext context);
+void egpu_table_init(void);
+
+/* image.c */
+uint64_t egpu_image_size(const void *image, const void **start);
+void egpu_image_reference(struct module *module, const void *image);
+
+/* module.c */
+struct module *egpu_module_of(void *handle);
+
+/* resolve.c, build.c, decide.c */
+struct twin *egpu_twin(struct entry *entry, struct variant *variant, uint32_t *reason);
+void egpu_reply(const unsigned char *packet, size_t size, int file);
+void egpu_forget(struct variant *variant);
+void egpu_wake(void);
+const char *egpu_build(struct variant *variant, struct arena *arena, struct twin **twin);
+bool egpu_fits(struct twin *twin, const struct shape *shape, uint32_t *reason);
+void egpu_set_attribute(struct entry *entry, int attribute, int value);
+void egpu_set_cache_config(struct entry *entry, int config);
+
+/* arena.c, snapshot.c */
+struct arena *egpu_arena(CUcontext context, bool create);
+void egpu_arena_answer(const unsigned char *packet, size_t size, int *files);
+int egpu_arena_prepare(struct arena *arena, const char **why);
+int egpu_device(CUdevice number, struct device *device);
+struct arena *egpu_arenas(void);
+uint64_t egpu_arena_tick(uint64_t now);
+void egpu_snapshot_request(uint32_t request);
+void egpu_snapshot_now(struct arena *arena, uint64_t deadline, bool final);
+void egpu_enable_all(uint32_t enabled);
+void egpu_arena_close(struct arena *arena, bool context_alive);
+
+static inline void egpu_add(uint64_t *counter, uint64_t value)
+{
+    __atomic_fetch_add(counter, value, __ATOMIC_RELAXED);
+}
+
+#endif

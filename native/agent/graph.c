@@ -1,0 +1,284 @@
+/* Graph nodes: translated on the way in, translated back on the way out, so that a program reads
+ * what it set.  A node that cannot be translated keeps the original and is counted. */
+#include <string.h>
+
+#include "agent.h"
+
+struct node {
+    CUDA_KERNEL_NODE_PARAMS_v2 p; /* for the driver */
+    struct launch_block block;
+    void *params[MAX_PARAMETERS + 1];
+    struct entry *entry;
+    bool probed;
+    uint32_t reason;
+};
+
+static bool watching(void)
+{
+    return atomic_load_explicit(&egpu.phase, memory_order_acquire) != PHASE_INERT;
+}
+
+/* A handle of ours that the program read by a call no hook translates becomes its own again. */
+static struct entry *entry_of(CUDA_KERNEL_NODE_PARAMS_v2 *p)
+{
+    void *handle = p->base.func != NULL ? (void *)p->base.func : (void *)p->kern;
+    struct entry *entry = egpu_find(handle);
+    if (entry == NULL)
+        entry = egpu_learn(handle);
+    if (entry != NULL && entry->kind == HANDLE_TWIN) {
+        entry = entry->owner->entry;
+        p->base.func = entry->handle;
+    }
+    return entry;
+}
+
+static struct twin *twin_for(struct node *n, CUfunction present)
+{
+    CUcontext now = NULL;
+    uint32_t epoch = atomic_load(&egpu.epoch);
+    n->reason = EGPU_REASON_UNMATCHED;
+    if (atomic_load(&n->entry->unmatched) == epoch + 1)
+        return NULL;
+    n->reason = EGPU_REASON_GRAPH;
+    CALL(cuCtxGetCurrent, &now);
+    if (n->p.base.func == NULL && n->p.ctx != NULL && n->p.ctx != now)
+        return NULL;
+    struct variant *v = egpu_variant(n->entry);
+    if (v == NULL)
+        return NULL;
+    struct twin *twin = egpu_twin(n->entry, v, &n->reason);
+    if (twin == NULL && present != NULL) {
+        /* An instantiated node cannot always change its function: it keeps its twin, which is off. */
+        struct twin *kept = atomic_load(&v->twin);
+        twin = kept != NULL && kept->function == present ? kept : NULL;
+    }
+    if (twin != NULL && atomic_load(&twin->arena->state) != ARENA_READY) {
+        n->reason = EGPU_REASON_ARENA;
+        return NULL;
+    }
+    return twin;
+}
+
+/* present: the function the node has now, NULL for a new node. */
+static void translate(struct node *n, CUfunction present)
+{
+    CUDA_KERNEL_NODE_PARAMS_v1 *b = &n->p.base;
+    n->probed = false;
+    n->entry = entry_of(&n->p);
+    struct twin *twin = n->entry != NULL ? twin_for(n, present) : NULL;
+    if (twin == NULL)
+        return;
+    struct shape shape = {{b->gridDimX, b->gridDimY, b->gridDimZ},
+                          {b->blockDimX, b->blockDimY, b->blockDimZ},
+                          b->sharedMemBytes, false, NULL, {0, 0, 0}};
+    if (b->extra != NULL || (b->kernelParams == NULL && twin->parameters != 0)) {
+        n->reason = EGPU_REASON_GRAPH;
+        return;
+    }
+    if (!egpu_fits(twin, &shape, &n->reason))
+        return;
+    n->block = (struct launch_block){
+        twin->arena->address, twin->arena->host_address, atomic_fetch_add(&egpu.launch_id, 1) + 1,
+        twin->kernel_id, EGPU_LAUNCH_FLAG_CAPTURED | EGPU_LAYOUT_VERSION << 24};
+    if (twin->parameters != 0)
+        memcpy(n->params, b->kernelParams, twin->parameters * sizeof *n->params);
+    n->params[twin->parameters] = &n->block;
+    b->kernelParams = n->params;
+    b->func = twin->function;
+    n->p.kern = NULL;
+    n->p.ctx = NULL;
+    n->probed = true;
+}
+
+static void added(const struct node *n, CUresult result)
+{
+    struct egpu_stats_slot *stats = n->entry != NULL ? n->entry->stats : egpu.slots;
+    if (result != CUDA_SUCCESS)
+        return;
+    egpu_add(&egpu.stats->graph_nodes, 1);
+    egpu_add(&stats->captured, 1);
+    if (n->probed)
+        egpu_add(&stats->captured_probed, 1);
+    else if (n->reason != EGPU_REASON_UNMATCHED)
+        egpu_add(&stats->not_probed[n->reason], 1);
+}
+
+static CUfunction present(CUgraphNode node)
+{
+    CUDA_KERNEL_NODE_PARAMS_v1 p = {0};
+    return CALL(cuGraphKernelNodeGetParams, node, &p) == CUDA_SUCCESS ? p.func : NULL;
+}
+
+static void start_v1(struct node *n, const CUDA_KERNEL_NODE_PARAMS_v1 *p, CUfunction now)
+{
+    n->p = (CUDA_KERNEL_NODE_PARAMS_v2){.base = *p};
+    translate(n, now);
+}
+
+static void start_v2(struct node *n, const CUDA_KERNEL_NODE_PARAMS_v2 *p, CUfunction now)
+{
+    n->p = *p;
+    translate(n, now);
+}
+
+#define PASS(p) ((p) == NULL || !watching())
+
+CUresult cuGraphAddKernelNode ADD_NODE_PARAMETERS(CUDA_KERNEL_NODE_PARAMS_v1)
+{
+    struct node n;
+    if (PASS(p))
+        return CALL(cuGraphAddKernelNode, node, graph, deps, count, p);
+    start_v1(&n, p, NULL);
+    CUresult result = CALL(cuGraphAddKernelNode, node, graph, deps, count, &n.p.base);
+    added(&n, result);
+    return result;
+}
+
+CUresult cuGraphAddKernelNode_v2 ADD_NODE_PARAMETERS(CUDA_KERNEL_NODE_PARAMS_v2)
+{
+    struct node n;
+    if (PASS(p))
+        return CALL(cuGraphAddKernelNode_v2, node, graph, deps, count, p);
+    start_v2(&n, p, NULL);
+    CUresult result = CALL(cuGraphAddKernelNode_v2, node, graph, deps, count, &n.p);
+    added(&n, result);
+    return result;
+}
+
+CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *p)
+{
+    struct node n;
+    if (PASS(p))
+        return CALL(cuGraphKernelNodeSetParams, node, p);
+    start_v1(&n, p, present(node));
+    return CALL(cuGraphKernelNodeSetParams, node, &n.p.base);
+}
+
+CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2 *p)
+{
+    struct node n;
+    if (PASS(p))
+        return CALL(cuGraphKernelNodeSetParams_v2, node, p);
+    start_v2(&n, p, present(node));
+    return CALL(cuGraphKernelNodeSetParams_v2, node, &n.p);
+}
+
+CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                        const CUDA_KERNEL_NODE_PARAMS_v1 *p)
+{
+    struct node n;
+    if (PASS(p))
+        return CALL(cuGraphExecKernelNodeSetParams, exec, node, p);
+    start_v1(&n, p, present(node));
+    return CALL(cuGraphExecKernelNodeSetParams, exec, node, &n.p.base);
+}
+
+CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
+                                           const CUDA_KERNEL_NODE_PARAMS_v2 *p)
+{
+    struct node n;
+    if (PASS(p))
+        return CALL(cuGraphExecKernelNodeSetParams_v2, exec, node, p);
+    start_v2(&n, p, present(node));
+    return CALL(cuGraphExecKernelNodeSetParams_v2, exec, node, &n.p);
+}
+
+/* Reading back.  The driver's array holds the program's own parameters first. */
+static struct entry *original_of(CUfunction f)
+{
+    struct entry *entry = watching() ? egpu_find(f) : NULL;
+    return entry != NULL && entry->kind == HANDLE_TWIN ? entry->owner->entry : NULL;
+}
+
+CUresult cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS_v1 *p)
+{
+    CUresult result = CALL(cuGraphKernelNodeGetParams, node, p);
+    struct entry *entry = result == CUDA_SUCCESS && p != NULL ? original_of(p->func) : NULL;
+    if (entry != NULL)
+        p->func = entry->handle;
+    return result;
+}
+
+CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS_v2 *p)
+{
+    CUresult result = CALL(cuGraphKernelNodeGetParams_v2, node, p);
+    struct entry *entry = result == CUDA_SUCCESS && p != NULL ? original_of(p->base.func) : NULL;
+    if (entry != NULL) {
+        bool kernel = entry->kind == HANDLE_KERNEL;
+        p->base.func = kernel ? NULL : entry->handle;
+        p->kern = kernel ? entry->handle : NULL;
+    }
+    return result;
+}
+
+/* The general forms: only kernel nodes concern us. */
+#define GENERAL(n, copy, p, now)                                                                   \
+    do {                                                                                           \
+        (copy) = *(p);                                                                             \
+        start_v2(&(n), &(p)->node.kernel, now);                                                    \
+        (copy).node.kernel = (n).p;                                                                \
+    } while (0)
+#define PASS_GENERAL(p) (PASS(p) || (p)->type != CU_GRAPH_NODE_TYPE_KERNEL)
+
+CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                        CUgraphNodeParams *p)
+{
+    struct node n;
+    CUgraphNodeParams copy;
+    if (PASS_GENERAL(p))
+        return CALL(cuGraphAddNode, node, graph, deps, count, p);
+    GENERAL(n, copy, p, NULL);
+    CUresult result = CALL(cuGraphAddNode, node, graph, deps, count, &copy);
+    added(&n, result);
+    return result;
+}
+
+CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps,
+                           const void *edges, size_t count, CUgraphNodeParams *p)
+{
+    struct node n;
+    CUgraphNodeParams copy;
+    if (PASS_GENERAL(p))
+        return CALL(cuGraphAddNode_v2, node, graph, deps, edges, count, p);
+    GENERAL(n, copy, p, NULL);
+    CUresult result = CALL(cuGraphAddNode_v2, node, graph, deps, edges, count, &copy);
+    added(&n, result);
+    return result;
+}
+
+CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *p)
+{
+    struct node n;
+    CUgraphNodeParams copy;
+    if (PASS_GENERAL(p))
+        return CALL(cuGraphNodeSetParams, node, p);
+    GENERAL(n, copy, p, present(node));
+    return CALL(cuGraphNodeSetParams, node, &copy);
+}
+
+CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *p)
+{
+    struct node n;
+    CUgraphNodeParams copy;
+    if (PASS_GENERAL(p))
+        return CALL(cuGraphExecNodeSetParams, exec, node, p);
+    GENERAL(n, copy, p, present(node));
+    return CALL(cuGraphExecNodeSetParams, exec, node, &copy);
+}
+
+static CUresult replayed(CUresult result)
+{
+    if (result == CUDA_SUCCESS && watching())
+        egpu_add(&egpu.stats->graph_launches, 1);
+    return result;
+}
+
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
+{
+    return replayed(CALL(cuGraphLaunch, exec, stream));
+}
+
+CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
+{
+    return replayed(CALL(cuGraphLaunch_ptsz, exec, stream));
+}
