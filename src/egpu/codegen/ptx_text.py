@@ -27,7 +27,9 @@ _FORBIDDEN = frozenset(
      "exit", "trap", "call", "call.uni", "brx.idx", "brx.idx.uni", ".branchtargets", "bar.sync",
      "barrier.sync", "ret.uni"}
 )  # fmt: skip
-_GLUE = frozenset({"[", "]", "(", ")", ",", ";", "{", "}", "<", ">", "+", "|", "!", "@", "-"})
+# Marks without a blank before them, and without one after them.
+_GLUED_LEFT = frozenset("],);>}:|<+")
+_GLUED_RIGHT = frozenset("[({!@-+<|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ class _Names:
         if token.startswith("$L"):
             return f"$egpu_{self._tag}_{token[1:].replace('$', '_')}"
         if token.startswith("__local_depot"):
-            return f"__egpu_local_{self._tag}"
+            return f"egpu_{self._tag}_local"
         return token
 
 
@@ -186,9 +188,9 @@ def _relocation(symbol: str) -> Relocation:
 
 def _join(statement: list[str]) -> str:
     """One statement as a line: blanks between words, none around marks."""
-    out = ""
+    out, is_array = "", statement[0] == ".local"
     for position, token in enumerate(statement):
         previous = statement[position - 1] if position else ""
-        glued = token in "],);>}:|<+" or previous in ("[", "(", "{", "!", "@", "-", "+", "<", "|")
+        glued = token in _GLUED_LEFT or previous in _GLUED_RIGHT or (token == "[" and is_array)
         out += token if glued or not out else f" {token}"
     return out
