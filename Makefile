@@ -39,7 +39,7 @@ demo: venv
 	@$(BIN)/egpu demo
 
 test: venv
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: venv
 	.ci/checks $(BIN)

@@ -18,7 +18,7 @@ struct {
 } shared SEC(".maps");
 
 SEC("kprobe/many")
-int increment(struct egpu_ctx *ctx)
+int increment(struct egpu_ctx *ctx __attribute__((unused)))
 {
 	__u32 plain = 0, atomic = 1, zero = 0;
 	__u64 *value = bpf_map_lookup_elem(&per_sm, &plain);

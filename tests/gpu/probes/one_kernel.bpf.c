@@ -18,14 +18,14 @@ static __always_inline void count(__u32 which)
 }
 
 SEC("kprobe/writer_probed")
-int entered(struct egpu_ctx *ctx)
+int entered(struct egpu_ctx *ctx __attribute__((unused)))
 {
 	count(0);
 	return 0;
 }
 
 SEC("kretprobe/writer_probed")
-int left(struct egpu_ctx *ctx)
+int left(struct egpu_ctx *ctx __attribute__((unused)))
 {
 	count(1);
 	return 0;
