@@ -1,0 +1,37 @@
+"""Reaching the workload: wire, server, launch. Importing starts nothing."""
+
+from egpu.agent.launch import agent_environment, agent_library, launch
+from egpu.agent.protocol import Reason
+from egpu.agent.server import Server
+from egpu.agent.twin import (
+    ArenaSetup,
+    Broker,
+    DeviceInfo,
+    KernelSeen,
+    KernelStats,
+    ProcessStats,
+    Refused,
+    SlotStats,
+    Twin,
+    TwinState,
+    Unmatched,
+)
+
+__all__ = [
+    "ArenaSetup",
+    "Broker",
+    "DeviceInfo",
+    "KernelSeen",
+    "KernelStats",
+    "ProcessStats",
+    "Reason",
+    "Refused",
+    "Server",
+    "SlotStats",
+    "Twin",
+    "TwinState",
+    "Unmatched",
+    "agent_environment",
+    "agent_library",
+    "launch",
+]

@@ -1,9 +1,9 @@
 """The wire between agent and session: one table, from which the C header is generated.
 
-A packet (one SEQPACKET message) is a header, the fixed fields of its kind and its texts one after the
-other; the sizes of the texts are the last fixed fields.  The first three header fields never change,
-so that two versions can still tell each other that they do not match.  Files travel beside a
-packet as descriptors (``Message.files``).
+A packet (one SEQPACKET message) is a header, the fixed fields of its kind and its texts one after
+the other; the sizes of the texts are the last fixed fields.  The first three header fields never
+change, so that two versions can still tell each other that they do not match.  Files travel beside
+a packet as descriptors (``Message.files``).
 
 ``python -m egpu.agent.protocol`` writes ``native/agent/protocol.h`` and ``native/agent/layout.h``;
 with ``--check`` it only says whether they are as the tables say.
@@ -81,8 +81,9 @@ MESSAGES: Final = (
              ("slot", "u32"), ("epoch", "u32"), ("arena", "u32"), *_DEVICE),
             ("kernel", "path", "name")),
     Message(Kind.TWIN_STATE, "what became of a twin; error 0 means in use",
-            (("kernel_id", "u32"), ("error", "u32"), ("registers", "u32"), ("twin_registers", "u32"),
-             ("shared", "u32"), ("twin_shared", "u32"), ("local", "u32"), ("twin_local", "u32"),
+            (("kernel_id", "u32"), ("error", "u32"),
+             ("registers", "u32"), ("twin_registers", "u32"), ("shared", "u32"),
+             ("twin_shared", "u32"), ("local", "u32"), ("twin_local", "u32"),
              ("slot", "u32")), ("reason",)),
     Message(Kind.SNAPSHOT_DONE, "answers SNAPSHOT; error counts arenas that could not be copied",
             (("arenas", "u32"), ("error", "u32"))),
@@ -91,8 +92,8 @@ MESSAGES: Final = (
             (("stats_size", "u64"), ("layout", "u32"), ("epoch", "u32"), ("twin_wait_ms", "u32"),
              ("snapshot_ms", "u32"), ("exit_wait_ms", "u32")), files=1),
     Message(Kind.BYE, "the session will not serve this process", (), ("reason",)),
-    Message(Kind.ARENA, "answers OPEN_ARENA; file 0 is the host arena, file 1 the initial contents; "
-            "rings holds rows of struct egpu_ring",
+    Message(Kind.ARENA, "answers OPEN_ARENA; file 0 is the host arena, file 1 the initial "
+            "contents; rings holds rows of struct egpu_ring",
             (("device_size", "u64"), ("host_size", "u64"), ("init_size", "u64"),
              ("arena", "u32"), ("sm_slots", "u32")), ("rings",), files=2),
     Message(Kind.ARENA_REFUSED, "answers OPEN_ARENA", (("arena", "u32"),), ("reason",)),
@@ -198,9 +199,7 @@ def encode(kind: Kind, *, request: int = 0, texts: tuple[bytes, ...] = (), **fie
     sizes = {f"{name}_size": len(text) for name, text in zip(message.texts, texts, strict=True)}
     values = [{**fields, **sizes}.get(name) for name, _ in all_fields(message)]
     names = [name for name, _ in all_fields(message)]
-    filled = [
-        0 if v is None and n == "reserved" else v for n, v in zip(names, values, strict=True)
-    ]
+    filled = [0 if v is None and n == "reserved" else v for n, v in zip(names, values, strict=True)]
     if None in filled or len(fields) != len(message.fields):
         raise AgentError(f"{kind.name}: fields {sorted(fields)} do not fill the message")
     body = _FIXED[kind].pack(*filled) + b"".join(texts)

@@ -1,0 +1,247 @@
+"""One connected workload process, as the server sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from egpu.agent import channel
+from egpu.agent import protocol as wire
+from egpu.agent.protocol import ImageSource, Packet, Reason
+from egpu.agent.twin import DeviceInfo, KernelSeen, ProcessStats, SlotStats, TwinState
+from egpu.errors import AgentError
+
+IMAGE_LIMIT = 1 << 34  # bytes; the agent's own limit
+_HEADER = struct.Struct("<QIIQQQQQQ")
+_SLOT = struct.Struct(f"<{len(wire.STATS_SLOT) + wire.STATS_REASONS}Q")
+_SLOT_NAMES = tuple(name for name, _ in wire.STATS_SLOT)
+
+
+def cmdline(pid: int) -> tuple[str, ...]:
+    """Arguments of a process, () if it is gone."""
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ()
+    return tuple(part.decode("utf-8", "surrogateescape") for part in raw.split(b"\0")[:-1])
+
+
+def device_of(packet: Packet) -> DeviceInfo:
+    """The device fields of OPEN_ARENA and RESOLVE."""
+    f = packet.fields
+    return DeviceInfo(f["ordinal"], f["major"], f["minor"], f["sm_count"], packet.text("name"))
+
+
+class Peer:
+    """Connection, stats memory and images of one process.  Not for use outside the server."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection = connection
+        self.pid = pid
+        self.cmdline = cmdline(pid)
+        self.greeted = False
+        self.ended = False
+        self.snapshots: dict[int, threading.Event] = {}
+        self.names: dict[int, str] = {}
+        self.refusals: dict[int, list[str]] = {}
+        self.twins: dict[int, TwinState] = {}
+        self._images: dict[int, int] = {}  # image number: descriptor
+        self._lock = threading.Lock()
+        self._size = wire.STATS_HEADER_SIZE + wire.STATS_SLOTS * wire.STATS_SLOT_SIZE
+        self._stats: mmap.mmap | None = None
+
+    def open_stats(self) -> int:
+        """Makes the stats memory; gives a descriptor that the caller closes."""
+        file = channel.memory_file("egpu-stats", self._size)
+        try:
+            self._stats = mmap.mmap(file, self._size)
+        except OSError as error:
+            os.close(file)
+            raise AgentError(f"stats memory cannot be mapped: {error.strerror}") from error
+        _HEADER.pack_into(
+            self._stats, 0, wire.STATS_MAGIC, wire.WIRE_VERSION, wire.STATS_SLOTS, *[0] * 6
+        )
+        return file
+
+    @property
+    def stats_size(self) -> int:
+        return self._size
+
+    def send(self, data: bytes, files: tuple[int, ...] = ()) -> None:
+        """Sends unless the process is gone; what is gone will be noticed by the receiver."""
+        with self._lock:
+            if self.ended:
+                return
+            try:
+                channel.send(self.connection, data, files)
+            except OSError:
+                # Gone, or it has not read for long: the receiver sees the end and cleans up.
+                with contextlib.suppress(OSError):
+                    self.connection.shutdown(socket.SHUT_RDWR)
+
+    def keep_image(self, packet: Packet, files: list[int]) -> None:
+        """Keeps the descriptor of an IMAGE message."""
+        if len(files) != 1 or not 0 < packet.fields["size"] <= IMAGE_LIMIT:
+            raise AgentError("IMAGE message without its file")
+        with self._lock:
+            old = self._images.pop(packet.fields["image"], None)
+            self._images[packet.fields["image"]] = files.pop()
+        if old is not None:
+            os.close(old)
+
+    def drop_image(self, number: int) -> None:
+        with self._lock:
+            file = self._images.pop(number, None)
+        if file is not None:
+            os.close(file)
+
+    def image_reader(self, packet: Packet) -> Callable[[], bytes]:
+        """Reads, when it is called, the image that a RESOLVE names."""
+        number, size = packet.fields["image"], packet.fields["size"]
+        offset, path = packet.fields["offset"], packet.text("path")
+        if packet.fields["source"] == ImageSource.FILE:
+            return lambda: read_part(path, offset, size)
+        if packet.fields["source"] == ImageSource.NONE:
+            return _never_seen
+        with self._lock:
+            kept = self._images.get(number)
+            file = os.dup(kept) if kept is not None else None
+        return _Held(file, size) if file is not None else _never_seen
+
+    def kernel_seen(self, packet: Packet) -> KernelSeen:
+        """The RESOLVE as the broker sees it."""
+        name, slot = packet.text("kernel"), packet.fields["slot"]
+        if slot >= wire.STATS_SLOTS or not name:
+            raise AgentError("RESOLVE without kernel name or slot")
+        self.names[slot] = name
+        return KernelSeen(
+            pid=self.pid,
+            device=device_of(packet),
+            kernel=name,
+            module=packet.fields["image"],
+            slot=slot,
+            source=packet.text("path"),
+            image=self.image_reader(packet),
+        )
+
+    def note_refusal(self, slot: int, reason: str) -> None:
+        if reason not in self.refusals.setdefault(slot, []):
+            self.refusals[slot].append(reason)
+
+    def note_twin(self, packet: Packet) -> TwinState:
+        """A TWIN_STATE message."""
+        f = dict(packet.fields)
+        failed = f.pop("error")
+        reason = packet.text("reason") if failed else ""
+        state = TwinState(pid=self.pid, reason=reason or ("refused" if failed else ""), **f)
+        if failed:
+            self.note_refusal(state.slot, state.reason)
+        else:
+            self.twins[state.slot] = state
+        return state
+
+    def _kernel(self, slot: int) -> SlotStats | None:
+        assert self._stats is not None
+        at = wire.STATS_HEADER_SIZE + slot * wire.STATS_SLOT_SIZE
+        values = _SLOT.unpack_from(self._stats, at)
+        if slot not in self.names and not any(values):
+            return None
+        fields = dict(zip(_SLOT_NAMES, values, strict=False))
+        reasons = {r: values[len(_SLOT_NAMES) + r] for r in Reason}
+        probed = fields["probed"] + fields["captured_probed"]
+        rest = fields["launches"] + fields["captured"] - probed - sum(reasons.values())
+        # Words are read while they are written: never below zero.
+        reasons[Reason.UNMATCHED] += max(rest, 0)
+        return SlotStats(
+            slot=slot,
+            kernel=self.names.get(slot, ""),
+            not_probed={r: n for r, n in reasons.items() if n},
+            refusals=tuple(self.refusals.get(slot, ())),
+            twin=self.twins.get(slot),
+            **fields,
+        )
+
+    def stats(self) -> ProcessStats:
+        """What the process has counted so far."""
+        assert self._stats is not None
+        _, _, _, used, graph_launches, nodes, images, twins, _ = _HEADER.unpack_from(self._stats, 0)
+        rows = (self._kernel(slot) for slot in range(min(used + 1, wire.STATS_SLOTS)))
+        return ProcessStats(
+            pid=self.pid,
+            cmdline=self.cmdline,
+            ended=self.ended,
+            graph_launches=graph_launches,
+            graph_nodes=nodes,
+            images=images,
+            twins=twins,
+            kernels=tuple(row for row in rows if row is not None),
+        )
+
+    def close(self) -> None:
+        """Ends the connection; the stats stay readable."""
+        with self._lock:
+            self.ended = True
+            self.connection.close()
+            images, self._images = self._images, {}
+        channel.close_all(list(images.values()))
+        for event in list(self.snapshots.values()):
+            event.set()
+
+    def release(self) -> None:
+        """Gives back the stats memory as well."""
+        self.close()
+        if self._stats is not None:
+            self._stats.close()
+            self._stats = None
+
+
+def _never_seen() -> bytes:
+    raise AgentError("the agent did not see the kernel's image being loaded")
+
+
+class _Held:
+    """Reads a kept descriptor, which it owns; the module may be unloaded meanwhile."""
+
+    def __init__(self, file: int, size: int) -> None:
+        self._file = file
+        self._size = size
+
+    def __call__(self) -> bytes:
+        return _read(self._file, 0, self._size, "the image that the workload sent")
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+
+def _read(file: int, offset: int, size: int, what: str) -> bytes:
+    if size > IMAGE_LIMIT or os.fstat(file).st_size < offset + size:
+        raise AgentError(f"{what} is shorter than the agent says")
+    parts = []
+    while size:
+        part = os.pread(file, min(size, 1 << 30), offset)
+        if not part:
+            raise AgentError(f"{what} ended while it was read")
+        parts.append(part)
+        offset += len(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def read_part(path: str, offset: int, size: int) -> bytes:
+    """Bytes of a file.  AgentError if they are not there."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise AgentError(f"cannot read the image in {path}: {error.strerror}") from error
+    try:
+        return _read(file, offset, size, path)
+    except OSError as error:
+        raise AgentError(f"cannot read the image in {path}: {error.strerror}") from error
+    finally:
+        os.close(file)

@@ -1,0 +1,412 @@
+"""The session's end of the wire: accepts agents, answers them through a broker."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shlex
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from egpu.agent import channel
+from egpu.agent import protocol as wire
+from egpu.agent.peer import Peer, device_of
+from egpu.agent.protocol import Kind, Packet, encode
+from egpu.agent.totals import by_kernel
+from egpu.agent.twin import (
+    Broker,
+    KernelSeen,
+    KernelStats,
+    ProcessStats,
+    Refused,
+    Twin,
+    TwinState,
+    Unmatched,
+)
+from egpu.errors import AgentError, EgpuError
+from egpu.maps.layout import LAYOUT_VERSION
+
+SOCKET_NAME = "agent.sock"
+_WORKERS = 4
+_SEND_SECONDS = 5.0
+_REASON_LIMIT = 1024  # bytes of a reason on the wire
+
+
+def _short(text: str) -> bytes:
+    line = " ".join(text.split())
+    return line.encode("utf-8", "surrogateescape")[:_REASON_LIMIT]
+
+
+class Server:
+    """Listens in ``directory`` (made private, 0700) and serves every agent that connects.
+
+    A launch waits at most ``twin_wait_s`` for its twin; maps are copied to the host arenas every
+    ``snapshot_period_s`` (0: only when asked); a process's end waits at most ``exit_wait_s`` for
+    the device and the last copy.  ``problems`` collects what went wrong on the wire, one line each;
+    ``on_twin`` is called on the server's thread with what became of each twin.  Close it (or use
+    ``with``); closing leaves the workloads running unprobed.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        broker: Broker,
+        *,
+        twin_wait_s: float = 10.0,
+        snapshot_period_s: float = 1.0,
+        exit_wait_s: float = 10.0,
+        on_twin: Callable[[TwinState], None] | None = None,
+    ) -> None:
+        self.socket_path = directory / SOCKET_NAME
+        self.problems: list[str] = []
+        self._broker = broker
+        self._twin_wait_ms = round(twin_wait_s * 1000)
+        self._snapshot_ms = round(snapshot_period_s * 1000)
+        self._exit_wait_ms = round(exit_wait_s * 1000)
+        self._on_twin = on_twin
+        self._epoch = 1
+        self._peers: list[Peer] = []
+        self._lock = threading.Lock()
+        self._request = 0
+        self._answers: set[Future[None]] = set()
+        self._closing = False
+        self._detached = False
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._listener = _listen(directory, self.socket_path)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="egpu-broker")
+        self._thread = threading.Thread(target=self._serve, name="egpu-server", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------ for the session
+
+    def stats(self) -> tuple[KernelStats, ...]:
+        """What was counted so far, by kernel that a link asked for, over all processes."""
+        return by_kernel(self.processes())
+
+    def processes(self) -> tuple[ProcessStats, ...]:
+        """Everything that was counted, by process that ever connected, ended ones included."""
+        with self._lock:
+            peers = [peer for peer in self._peers if peer.greeted]
+        return tuple(peer.stats() for peer in peers)
+
+    def snapshot(self, timeout: float = 5.0) -> bool:
+        """Has every live process copy its arenas to the host arenas; True if all did in time."""
+        waits = []
+        for peer in self._live():
+            with self._lock:
+                self._request += 1
+                request = self._request
+            event = peer.snapshots.setdefault(request, threading.Event())
+            peer.send(encode(Kind.SNAPSHOT, request=request))
+            waits.append((peer, request, event))
+        end = time.monotonic() + timeout
+        done = [event.wait(max(0.0, end - time.monotonic())) for _, _, event in waits]
+        for peer, request, _ in waits:
+            peer.snapshots.pop(request, None)
+        return all(done)
+
+    def detach(self) -> None:
+        """No twin is launched from now on, captured ones do nothing; ``set_epoch`` undoes it."""
+        self._detached = True
+        for peer in self._live():
+            peer.send(encode(Kind.DETACH))
+
+    def set_epoch(self, *, twin_wait_s: float = 0.0) -> int:
+        """Links have changed: each kernel is asked for again at its next launch. The new epoch."""
+        with self._lock:
+            self._epoch += 1
+            epoch = self._epoch
+        self._detached = False
+        for peer in self._live():
+            peer.send(encode(Kind.EPOCH, epoch=epoch, twin_wait_ms=round(twin_wait_s * 1000)))
+        return epoch
+
+    def live(self) -> tuple[int, ...]:
+        """Pids of the processes that are connected now."""
+        return tuple(peer.pid for peer in self._live())
+
+    def drain(self, timeout: float = 5.0) -> bool:
+        """Waits until everything sent by processes that have ended was taken in; True if it was.
+
+        Processes that still run are not waited for."""
+        end = time.monotonic() + timeout
+        while any(not Path(f"/proc/{pid}").exists() or _dead(pid) for pid in self.live()):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.002)
+        with self._lock:
+            waiting, self._answers = self._answers, set()
+        _, late = wait(waiting, max(0.0, end - time.monotonic()))
+        return not late
+
+    def close(self) -> None:
+        """Stops serving; stats read before stay as they were.  Idempotent."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        self._wake_write.send(b"x")
+        self._thread.join()
+        self._workers.shutdown(wait=True, cancel_futures=True)
+        for peer in self._peers:
+            peer.release()
+        self._peers.clear()
+        self._selector.close()
+        self._listener.close()
+        self._wake_read.close()
+        self._wake_write.close()
+        self.socket_path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ the server's thread
+
+    def _live(self) -> list[Peer]:
+        with self._lock:
+            return [peer for peer in self._peers if peer.greeted and not peer.ended]
+
+    def _serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._wake_read:
+                    return
+                if key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    self._read(key.data)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            self.problems.append(f"cannot accept an agent: {error.strerror}")
+            time.sleep(0.01)  # out of descriptors: do not spin
+            return
+        pid, uid = channel.peer(connection)
+        if uid not in (os.geteuid(), 0):
+            self.problems.append(f"refused a connection of user {uid}")
+            connection.close()
+            return
+        connection.settimeout(_SEND_SECONDS)
+        peer = Peer(connection, pid)
+        with self._lock:
+            self._peers.append(peer)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
+
+    def _read(self, peer: Peer) -> None:
+        files: list[int] = []
+        try:
+            data, files = channel.receive(peer.connection)
+            if not data:
+                self._end(peer)
+                return
+            self._dispatch(peer, wire.decode(data), files)
+        except (AgentError, OSError) as error:
+            self._refuse(peer, error)
+        finally:
+            channel.close_all(files)
+
+    def _refuse(self, peer: Peer, error: Exception) -> None:
+        """A peer that speaks nonsense is told so and let go; its workload runs unprobed."""
+        if not isinstance(error, ConnectionResetError):
+            self.problems.append(f"process {peer.pid}: {error}")
+            peer.send(encode(Kind.BYE, texts=(_short(str(error)),)))
+        self._end(peer)
+
+    def _end(self, peer: Peer) -> None:
+        self._selector.unregister(peer.connection)
+        peer.close()
+        if peer.greeted:
+            self._submit(self._broker.process_ended, peer.pid)
+        else:
+            peer.release()
+            with self._lock:
+                self._peers.remove(peer)
+
+    def _submit(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            future = self._workers.submit(function, *arguments)
+        except RuntimeError:  # closing: nobody waits for the answer any more
+            return
+        with self._lock:
+            self._answers.add(future)
+        future.add_done_callback(self._answered)
+
+    def _answered(self, future: Future[None]) -> None:
+        with self._lock:
+            self._answers.discard(future)
+        if not future.cancelled() and (error := future.exception()) is not None:
+            self.problems.append(f"broker: {error!r}")
+
+    def _dispatch(self, peer: Peer, packet: Packet, files: list[int]) -> None:
+        if not peer.greeted and packet.kind is not Kind.HELLO:
+            raise AgentError(f"{packet.kind.name} message before HELLO")
+        match packet.kind:
+            case Kind.HELLO:
+                self._hello(peer, packet)
+            case Kind.IMAGE:
+                peer.keep_image(packet, files)
+            case Kind.IMAGE_GONE:
+                peer.drop_image(packet.fields["image"])
+            case Kind.OPEN_ARENA:
+                self._submit(self._open_arena, peer, packet)
+            case Kind.RESOLVE:
+                seen = peer.kernel_seen(packet)
+                self._submit(self._resolve, peer, packet, seen)
+            case Kind.TWIN_STATE:
+                state = peer.note_twin(packet)
+                if self._on_twin is not None:
+                    self._on_twin(state)
+            case Kind.SNAPSHOT_DONE:
+                event = peer.snapshots.get(packet.request)
+                if event is not None:
+                    event.set()
+            case _:
+                raise AgentError(f"{packet.kind.name} is not for an agent to send")
+
+    def _hello(self, peer: Peer, packet: Packet) -> None:
+        if peer.greeted:
+            raise AgentError("a second HELLO")
+        if packet.fields["layout"] != LAYOUT_VERSION:
+            raise AgentError(
+                f"agent has arena layout {packet.fields['layout']}, the session {LAYOUT_VERSION}"
+            )
+        file = peer.open_stats()
+        try:
+            peer.greeted = True
+            peer.send(
+                encode(
+                    Kind.WELCOME,
+                    stats_size=peer.stats_size,
+                    layout=LAYOUT_VERSION,
+                    epoch=self._epoch,
+                    twin_wait_ms=self._twin_wait_ms,
+                    snapshot_ms=self._snapshot_ms,
+                    exit_wait_ms=self._exit_wait_ms,
+                ),
+                (file,),
+            )
+        finally:
+            os.close(file)
+        if self._detached:
+            peer.send(encode(Kind.DETACH))
+        self._submit(self._broker.process_started, peer.pid, shlex.join(peer.cmdline))
+
+    # ------------------------------------------------------------------ on worker threads
+
+    def _open_arena(self, peer: Peer, packet: Packet) -> None:
+        number = packet.fields["arena"]
+        try:
+            setup = self._broker.open_device(peer.pid, device_of(packet))
+            rows = channel.ring_rows(setup.rings)
+            init = channel.init_image(setup.chunks)
+            message = encode(
+                Kind.ARENA,
+                request=packet.request,
+                texts=(rows,),
+                device_size=setup.device_size,
+                host_size=setup.host_size,
+                init_size=len(init),
+                arena=number,
+                sm_slots=setup.sm_slots,
+            )
+            with channel.file_of("egpu-maps", init) as file:
+                peer.send(message, (setup.host_fd, file))
+        except EgpuError as error:
+            self.problems.append(f"process {peer.pid}: no map memory: {error}")
+            self._no_arena(peer, packet, str(error))
+        except BaseException:
+            self._no_arena(peer, packet, "internal error of the session")
+            raise
+
+    def _no_arena(self, peer: Peer, packet: Packet, reason: str) -> None:
+        peer.send(
+            encode(
+                Kind.ARENA_REFUSED,
+                request=packet.request,
+                texts=(_short(reason),),
+                arena=packet.fields["arena"],
+            )
+        )
+
+    def _resolve(self, peer: Peer, packet: Packet, seen: KernelSeen) -> None:
+        try:
+            self._send_answer(peer, packet, self._broker.resolve(seen))
+        except EgpuError as error:
+            self._send_answer(peer, packet, Refused(str(error)))
+        except BaseException:
+            self._send_answer(peer, packet, Refused("internal error of the session"))
+            raise
+
+    def _send_answer(self, peer: Peer, packet: Packet, answer: Twin | Refused | Unmatched) -> None:
+        request, epoch = packet.request, packet.fields["epoch"]
+        match answer:
+            case Unmatched():
+                peer.send(encode(Kind.UNMATCHED, request=request, epoch=epoch))
+            case Refused(reason=reason):
+                peer.note_refusal(packet.fields["slot"], reason)
+                peer.send(
+                    encode(Kind.REFUSED, request=request, texts=(_short(reason),), epoch=epoch)
+                )
+            case Twin():
+                _send_twin(peer, request, epoch, answer)
+
+
+def _send_twin(peer: Peer, request: int, epoch: int, twin: Twin) -> None:
+    names = b"".join(name.encode() + b"\0" for name in twin.globals)
+    # PTX is a C string to the driver; a cubin does not mind the byte.
+    image = twin.image if twin.image.endswith(b"\0") else twin.image + b"\0"
+    message = encode(
+        Kind.TWIN,
+        request=request,
+        texts=(names, twin.globals_table.encode()),
+        size=len(image),
+        kernel_id=twin.kernel_id,
+        hidden_offset=twin.hidden_offset,
+        parameters=twin.parameters,
+        globals_count=len(twin.globals),
+        allow_occupancy=int(twin.allow_occupancy_loss),
+        epoch=epoch,
+    )
+    with channel.file_of("egpu-twin", image) as file:
+        peer.send(message, (file,))
+
+
+def _dead(pid: int) -> bool:
+    """A process that has ended and was not yet waited for."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return True
+    return status.rpartition(")")[2].split()[:1] == ["Z"]
+
+
+def _listen(directory: Path, path: Path) -> socket.socket:
+    """A listening socket that only this user can reach."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if status.st_uid != os.geteuid():
+        raise AgentError(f"{directory} belongs to another user")
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        directory.chmod(0o700)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise AgentError(f"cannot listen at {path}: {error}") from error
+    return listener

@@ -1,0 +1,197 @@
+"""Values that pass between the session and the agent's server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from egpu.agent.protocol import Reason
+from egpu.maps import RingTable
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device as the workload's driver describes it; ``arch`` 90 for compute capability 9.0."""
+
+    ordinal: int
+    major: int
+    minor: int
+    sm_count: int
+    name: str
+
+    @property
+    def arch(self) -> int:
+        return self.major * 10 + self.minor
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSeen:
+    """First launch of a kernel in one context of a process.
+
+    ``image()`` gives the bytes of the image that holds it; AgentError when the agent could not see
+    it being loaded, or the bytes are no longer there.  ``module`` is a number of the image within
+    the process, ``source`` the file it lies in or ""; ``slot`` is the kernel's place in the
+    process's stats.
+    """
+
+    pid: int
+    device: DeviceInfo
+    kernel: str
+    module: int
+    slot: int
+    source: str = ""
+    image: Callable[[], bytes] = field(compare=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """No link asks for this kernel; the agent asks again when the epoch changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A link asks for it, but there is no twin; ``reason`` is one sentence."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """An instrumented image (cubin or PTX text, the NUL may be left out) for one kernel.
+
+    ``hidden_offset``: byte offset of the launch block in the parameter block; ``parameters``:
+    number of the kernel's own parameters.  The agent writes the addresses that ``globals`` have in
+    the ORIGINAL module as u64s into the twin's variable ``globals_table``.  With
+    ``allow_occupancy_loss`` a twin with fewer resident blocks is used too, but never for
+    cooperative launches.
+    """
+
+    image: bytes
+    hidden_offset: int
+    parameters: int
+    kernel_id: int
+    globals: tuple[str, ...] = ()
+    globals_table: str = ""
+    allow_occupancy_loss: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaSetup:
+    """Map memory for one context of a process.
+
+    ``host_fd``: a memfd of ``host_size`` bytes with its control page filled in; the server sends a
+    duplicate, the broker keeps its own.  ``chunks``: initial contents of the device arena as
+    (offset, bytes); everything else is zero and the header is the agent's.
+    """
+
+    device_size: int
+    host_fd: int
+    host_size: int
+    sm_slots: int
+    chunks: Sequence[tuple[int, bytes]] = ()
+    rings: Sequence[RingTable] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TwinState:
+    """What became of a twin in the workload; ``reason`` is "" when it is in use."""
+
+    pid: int
+    slot: int
+    kernel_id: int
+    reason: str
+    registers: int
+    twin_registers: int
+    shared: int
+    twin_shared: int
+    local: int
+    twin_local: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStats:
+    """Launches of one kernel handle in one process.
+
+    ``launches`` were accepted by the driver and run at once; ``captured`` were recorded into a
+    graph (added nodes included) and run when the graph does.  ``not_probed`` counts both kinds by
+    reason; for kernels that no link asks for, captured launches count as launches.  ``kernel`` is
+    "" for slot 0, which collects what has no slot of its own.
+    """
+
+    slot: int
+    kernel: str
+    launches: int
+    threads: int
+    blocks: int
+    probed: int
+    probed_threads: int
+    probed_blocks: int
+    captured: int
+    captured_probed: int
+    failed: int
+    not_probed: dict[Reason, int]
+    refusals: tuple[str, ...] = ()
+    twin: TwinState | None = None
+
+    @property
+    def asked_for(self) -> bool:
+        """Whether a link ever asked for this kernel."""
+        return self.twin is not None or any(r is not Reason.UNMATCHED for r in self.not_probed)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStats:
+    """All that the agent of one process counted.  ``ended``: the process is gone."""
+
+    pid: int
+    cmdline: tuple[str, ...]
+    ended: bool
+    graph_launches: int
+    graph_nodes: int
+    images: int
+    twins: int
+    kernels: tuple[SlotStats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelStats:
+    """Launches of one kernel (by name) over all processes, contexts and handles.
+
+    ``seen`` were run at once, ``probed`` of them as twins; ``captured`` were recorded into graphs
+    instead.  ``not_probed``: launches by reason, captured ones included.  ``kernel_id`` is -1 and
+    registers are 0 when there never was a twin.
+    """
+
+    name: str
+    kernel_id: int
+    seen: int
+    probed: int
+    not_probed: dict[str, int]
+    threads: int
+    blocks: int
+    threads_probed: int
+    blocks_probed: int
+    captured: int
+    captured_probed: int
+    failed: int
+    registers_before: int
+    registers_after: int
+    refusals: tuple[str, ...]
+
+
+class Broker(Protocol):
+    """What a session answers.  Called on worker threads, several at a time; an EgpuError from
+    ``resolve`` or ``open_device`` is sent to the workload as the reason."""
+
+    def process_started(self, pid: int, command: str) -> None:
+        """A process called cuInit and was accepted; ``command`` as a shell would take it."""
+
+    def process_ended(self, pid: int) -> None:
+        """Its connection closed: it ended, or replaced itself by exec."""
+
+    def open_device(self, pid: int, device: DeviceInfo) -> ArenaSetup:
+        """Map memory for one more context of ``pid`` on ``device``."""
+
+    def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
+        """Is there a twin of this kernel?"""
