@@ -68,10 +68,11 @@ def command(
     The ring records of an OBJECT are printed as they come: with --json one document a line, before
     the closing one.
     """
-    from egpu.session import Options  # noqa: PLC0415
-
     if not workload:
         raise click.UsageError("no command to run: put it behind --")
+    tool, loaded = choose(program)
+    from egpu.session import Options  # noqa: PLC0415
+
     options = Options(
         simulated=sim,
         kernels=kernels,
@@ -79,7 +80,6 @@ def command(
         allow_occupancy_loss=allow_occupancy_loss,
         follow=not no_follow,
     )
-    tool, loaded = choose(program)
     with destination(output) as stream:
         if tool is None:
             return run_object(loaded, workload, options, stream, as_json=as_json, interval=interval)

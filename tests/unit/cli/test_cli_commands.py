@@ -1,0 +1,258 @@
+"""The command line: exit codes, messages, JSON.  main() is the contract, so tests call it."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from egpu.cli import app, cuda_device, main
+from egpu.cli.object_run import plain, shown
+from egpu.errors import EgpuError, InputError, VerifierError
+from egpu.version import VERSION
+
+ROOT = Path(__file__).resolve().parents[3]
+COUNT = ROOT / "src" / "egpu" / "tools" / "kernelcount" / "kernelcount.bpf.o"
+RETURN_42 = "b70000002a0000009500000000000000"
+FIRST_BYTE = "71100000000000009500000000000000"  # r0 = *(u8 *)r1
+STORE = "72010000070000009500000000000000"  # *(u8 *)r1 = 7 ; exit without r0
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    def call(*arguments, stdin=""):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_help_lists_every_command_and_imports_none(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    for name, (_, text) in app.COMMANDS.items():
+        assert name in out
+        assert text.split()[0] in out
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_every_command_has_help(run, name):
+    code, out, _ = run(name, "--help")
+    assert code == 0
+    assert "Usage: egpu" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_version(run):
+    assert run("version") == (0, f"egpu {VERSION}\n", "")
+    assert run("--version")[1] == f"egpu {VERSION}\n"
+
+
+def test_wrong_usage_is_2(run):
+    for arguments in (["bogus"], ["verify"], ["exec"], ["run", "kernelcount"], ["tools", "--no"]):
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, ""), arguments
+        assert "Usage: egpu" in err
+
+
+def test_help_is_quick_and_needs_no_llvm():
+    code = (
+        "import sys; from egpu.cli import main; main(['--help']);"
+        "heavy = {'llvmlite', 'numpy', 'rich', 'elftools'} & set(sys.modules);"
+        "sys.exit(','.join(heavy) or 0)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_python_dash_m(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "egpu"]
+    done = subprocess.run(
+        [*command, "verify", str(tmp_path / "none.o")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == f"egpu: {tmp_path}/none.o: cannot be read (No such file or directory)\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (EgpuError("broke", hint="try again"), 1, "egpu: broke; try again\n"),
+        (InputError("bad", usage=True), 2, "egpu: bad\n"),
+        (FileNotFoundError(2, "No such file", "x"), 1, "egpu: x: No such file\n"),
+        (KeyboardInterrupt(), 130, "egpu: interrupted\n"),
+        (
+            ZeroDivisionError("oops"),
+            1,
+            "egpu: internal error: ZeroDivisionError: oops; EGPU_DEBUG=1",
+        ),
+    ],
+)
+def test_errors_become_exit_codes_and_no_traceback(run, monkeypatch, error, code, message):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(app.app, "main", fail)
+    got, out, err = run("tools")
+    assert (got, out) == (code, "")
+    assert err.startswith(message)
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("EGPU_DEBUG", "1")
+    code, _, err = run("verify", tmp_path / "none.o")
+    assert code == 1
+    assert "Traceback" in err
+    assert "InputError" in err
+
+
+def test_tools(run):
+    code, out, _ = run("tools")
+    assert code == 0
+    assert "kernelcount  launches, threads and blocks" in out
+    document = json.loads(run("tools", "--json")[1])
+    assert document["schema"] == "egpu.tools/1"
+    assert [row["name"] for row in document["tools"]] == ["kernelcount", "kernellat"]
+
+
+@pytest.mark.parametrize("executor", ["interp", "host"])
+def test_exec_raw(run, executor):
+    code, out, _ = run("exec", "--raw", RETURN_42, "--executor", executor)
+    assert (code, out) == (0, "r0 = 0x2a (42)\n")
+    code, out, _ = run(
+        "exec", "--raw", FIRST_BYTE, "--memory", "fe 01", "--json", "--executor", executor
+    )
+    document = json.loads(out)
+    assert document["schema"] == "egpu.exec/1"
+    assert (document["r0"], document["memory"]) == ("0xfe", "fe01")
+
+
+def test_exec_changes_memory(run):
+    program = "7201000007000000000000000000000"[:16] + RETURN_42
+    code, out, _ = run("exec", "--raw", program, "--memory", "0102")
+    assert code == 0
+    assert "memory = 07 02" in out
+
+
+def test_exec_raw_from_files(run, tmp_path):
+    (tmp_path / "hex").write_text(RETURN_42[:16] + "\n" + RETURN_42[16:])
+    (tmp_path / "bytes").write_bytes(bytes.fromhex(RETURN_42))
+    for name in ("hex", "bytes"):
+        assert run("exec", "--raw", tmp_path / name)[:2] == (0, "r0 = 0x2a (42)\n")
+
+
+def test_exec_mistakes_are_named(run, tmp_path):
+    assert run("exec", "--raw", "xyz")[0] == 2
+    assert "neither hexadecimal nor a file" in run("exec", "--raw", "xyz")[2]
+    assert run("exec", "--raw", RETURN_42, "--memory", "0")[0] == 2
+    code, _, err = run("exec", "--raw", "ffff")
+    assert code == 1
+    assert "Traceback" not in err
+    assert run("exec", "--raw", RETURN_42, "--program", "x")[0] == 2
+    code, _, err = run("exec", COUNT, "--program", "none")
+    assert code == 1
+    assert "it has count_entry, count_exit" in err
+    code, _, err = run("exec", COUNT)
+    assert code == 2
+    assert "several programs" in err
+
+
+def test_exec_refuses_what_the_verifier_refuses(run):
+    code, out, err = run("exec", "--raw", FIRST_BYTE, "--executor", "host")  # no memory behind r1
+    assert (code, out) == (1, "")
+    assert "insn 0" in err
+
+
+def test_cuda_executor_without_a_driver_says_what_it_needs(run, monkeypatch):
+    monkeypatch.setattr(cuda_device, "LIBRARY", "libno-such-driver.so.1")
+    code, _, err = run("exec", "--raw", RETURN_42, "--executor", "cuda")
+    assert code == 1
+    assert err.startswith("egpu: not supported: the cuda executor")
+    assert "needs an NVIDIA driver and a GPU" in err
+
+
+@pytest.mark.parametrize("executor", ["interp", "host"])
+def test_conformance_plugin_protocol(run, executor):
+    spaced = " ".join(RETURN_42[i : i + 2] for i in range(0, len(RETURN_42), 2))
+    plugin = ["conformance-plugin", "--executor", executor]
+    assert run(*plugin, stdin=spaced + "\n") == (0, "2a\n", "")
+    assert run(*plugin, "fe 01", stdin=FIRST_BYTE) == (0, "fe\n", "")
+    code, out, err = run(*plugin, stdin="ff" * 8)
+    assert (code != 0, out, bool(err)) == (True, "", True)
+
+
+def test_verify_accepts_a_tool(run):
+    code, out, _ = run("verify", COUNT, "--cost")
+    assert code == 0
+    assert "count_entry (kprobe.warp/*): accepted" in out
+    assert "instructions" in out
+    document = json.loads(run("verify", COUNT, "--json")[1])
+    assert document["schema"] == "egpu.verify/1"
+    assert [row["accepted"] for row in document["programs"]] == [True, True]
+    assert document["programs"][0]["cost"]["instructions"] > 10
+
+
+def test_verify_says_why_not(run, monkeypatch):
+    def refuse(program, **_):
+        raise VerifierError(
+            "too bad", rule="P2", program=program.name, pc=3, hint="do better", path=("0: r0 = 1",)
+        )
+
+    monkeypatch.setattr("egpu.verifier.verify", refuse)
+    code, out, _ = run("verify", COUNT, "--path")
+    assert code == 1
+    assert (
+        "count_entry (kprobe.warp/*): refused\n  P2: count_entry: insn 3: too bad; do better" in out
+    )
+    assert "    0: r0 = 1" in out
+    document = json.loads(run("verify", COUNT, "--json")[1])
+    assert document["programs"][0]["error"]["rule"] == "P2"
+    assert document["programs"][0]["error"]["path"] == ["0: r0 = 1"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF", os.urandom(300), COUNT.read_bytes()[:400]])
+def test_malformed_objects_are_one_line(run, tmp_path, data):
+    path = tmp_path / "bad.o"
+    path.write_bytes(data)
+    code, out, err = run("verify", path)
+    assert (code, out) == (1, "")
+    assert err.startswith("egpu: ")
+    assert "Traceback" not in err
+    assert "internal error" not in err
+
+
+def test_run_names_the_tools_when_it_finds_neither(run, tmp_path):
+    code, out, err = run("run", tmp_path / "none", "--", "true")
+    assert (code, out) == (2, "")
+    assert "neither a tool nor an object file" in err
+    assert "kernelcount, kernellat" in err
+
+
+def test_an_answer_that_cannot_be_written_is_named(run):
+    ptx = ROOT / "workloads" / "demo" / "kernels.ptx"
+    code, _, err = run("inspect", ptx, "-o", "/no/such/folder/x")
+    assert code == 1
+    assert "/no/such/folder/x: cannot be written" in err
+
+
+def test_records_for_people_and_programs():
+    inner = namedtuple("inner", "x y")(1, (2, 3))
+    outer = namedtuple("outer", "name pair raw")(b"vadd\0\0", inner, b"\xff\x00")
+    assert shown(outer) == "name=vadd pair=x=1 y=[2, 3] raw=ff00"
+    assert plain(outer) == {"name": "766164640000", "pair": {"x": 1, "y": [2, 3]}, "raw": "ff00"}
