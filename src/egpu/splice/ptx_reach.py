@@ -175,7 +175,7 @@ def _refuse_foreign_pointers(
         return
     definitions: dict[str, list[Instruction]] = defaultdict(list)
     for instruction in instructions(function):
-        if (register := writes(instruction)) is not None:
+        for register in writes(instruction):
             definitions[register].append(instruction)
     for call, register in calls:
         if not _is_own_function(register, definitions, defined):

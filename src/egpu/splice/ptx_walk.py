@@ -101,10 +101,21 @@ def call_target(call: Instruction) -> Operand | None:
     return None
 
 
-def writes(instruction: Instruction) -> str | None:
-    """The register that the first operand names, None if it is something else."""
-    first = instruction.operands[0] if instruction.operands else None
-    return first.name if isinstance(first, Register) else None
+def writes(instruction: Instruction) -> set[str]:
+    """Registers that an instruction may write: those of its first operand (vectors and pairs too).
+
+    More than it writes for stores and barriers; a call writes its return list only.
+    """
+    if not instruction.operands:
+        return set()
+    match instruction.operands[0]:
+        case Register(name=name) if instruction.parts[0] != "call":
+            return {name}
+        case Vector(items=items):
+            return {each.name for each in items if isinstance(each, Register)}
+        case Pair(first=first, second=second):
+            return {each.name for each in (first, second) if isinstance(each, Register)}
+    return set()
 
 
 def line_of(module: Module, offset: int) -> int:

@@ -18,8 +18,8 @@ PTX = b".version 8.0\n.target sm_90\n.address_size 64\n"
 def fatbin(*entries):
     """A fatbin of (kind, arch, flags, compressed size, size, payload) entries."""
     body = b""
-    for kind, arch, flags, compressed, size, payload in entries:
-        payload += bytes(-len(payload) % 8)
+    for kind, arch, flags, compressed, size, content in entries:
+        payload = content + bytes(-len(content) % 8)
         head = struct.pack("<HHIQIIIIQQQQ", kind, 0x101, 64, len(payload), compressed, 0, 0, arch,
                            0, flags, 0, size)  # fmt: skip
         body += head + payload

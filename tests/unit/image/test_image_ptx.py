@@ -1,6 +1,7 @@
 """The PTX parser, one construct a test; inputs as text."""
 
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_spans_cover_what_they_name(path):
     module = parse(path.read_text())
     items = [*module.variables, *module.functions, *module.directives]
     spans = sorted({(item.span.start, item.span.end) for item in items})
-    for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
+    for (_, end), (start, _) in pairwise(spans):
         assert end <= start
     for function in module.functions:
         text = module.text[function.span.start : function.span.end]
