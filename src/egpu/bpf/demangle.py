@@ -346,6 +346,8 @@ class _Demangler:
             codes += self._character()
             self.at += 1
         inner = self._type()
+        if inner.endswith(("]", ")")):
+            raise _Unknown  # the qualifier would have to go inside
         return self._add(inner + "".join(_QUALIFIERS[code] for code in reversed(codes)))
 
     def _array(self) -> str:
@@ -355,6 +357,8 @@ class _Demangler:
         size = self.text[start : self.at]
         self._expect("_")
         element = self._type()
+        if element.endswith(")"):
+            raise _Unknown  # of functions or pointers to them
         if not element.endswith("]"):
             return self._add(f"{element} [{size}]")
         head, tail = _split(element, " [")
@@ -376,18 +380,18 @@ class _Demangler:
 
 def _split(declarator: str, mark: str) -> tuple[str, str]:
     """What stands before and after ``mark``, which must not be inside a template argument."""
-    head, _, tail = declarator.partition(mark)
-    if head.count("<") != head.count(">"):
+    head, found, tail = declarator.partition(mark)
+    if not found or head.count("<") != head.count(">"):
         raise _Unknown
     return head, tail
 
 
 def _indirect(inner: str, mark: str) -> str:
     """Pointer or reference to ``inner``: for arrays and functions it goes inside."""
-    if inner.endswith("]"):
-        head, tail = _split(inner, " [")
-        return f"{head} ({mark}) [{tail}"
-    if inner.endswith(")"):
-        head, tail = _split(inner, " (")
-        return f"{head} ({mark})({tail}"
-    return inner + mark
+    if not inner.endswith(("]", ")")):
+        return inner + mark
+    head, tail = _split(inner, " [" if inner.endswith("]") and " (" not in inner else " (")
+    if tail[0] in "*&":  # to a pointer to an array or function
+        before, _, after = tail.partition(")")
+        return f"{head} ({before}{mark}){after}"
+    return f"{head} ({mark}) [{tail}" if inner.endswith("]") else f"{head} ({mark})({tail}"

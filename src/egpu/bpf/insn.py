@@ -10,7 +10,7 @@ from egpu.bpf.program import AttachPoint, Function, Insn, MapSpec, Program, Pseu
 from egpu.errors import InputError
 
 SLOT = 8  # bytes
-MAX_SLOTS = 1_000_000  # Linux's limit of a privileged program
+MAX_SLOTS = 100_000  # each costs the verifier one step, and that is its whole budget
 _FUNCTION_REFERENCES = ((isa.CALL, isa.CallSrc.LOCAL), (isa.LD_IMM64, PseudoSrc.CODE))
 _FORMAT = struct.Struct("<BBhi")  # opcode, src << 4 | dst, offset, immediate
 
@@ -19,7 +19,7 @@ def decode(data: bytes) -> tuple[Insn, ...]:
     """The slots in ``data``, little endian.
 
     Gives any 8 bytes as an ``Insn``: whether it is a valid one is for ``isa.check_fields``.
-    Raises InputError when the length is not a multiple of 8 or there are over a million slots.
+    Raises InputError when the length is not a multiple of 8 or there are over MAX_SLOTS slots.
     """
     if len(data) % SLOT:
         raise InputError(f"program is {len(data)} bytes long, which is not a multiple of 8")

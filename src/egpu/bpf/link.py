@@ -18,7 +18,7 @@ from egpu.errors import InputError, UnsupportedError
 # Relocation types of Linux Documentation/bpf/llvm_reloc.rst
 _R_BPF_64_64 = 1
 _R_BPF_64_32 = 10
-_MAX_LINKED = MAX_SLOTS  # slots of all programs of an object together
+_MAX_LINKED = 4 * MAX_SLOTS  # slots of all programs of an object together
 
 
 @dataclass(frozen=True, slots=True)
