@@ -94,7 +94,9 @@ def _advanced(setting: Setting, pointer: Pointer, number: Scalar, sign: int) -> 
     text = describe(pointer, setting.program)
     if pointer.null:
         raise Refusal(
-            "P2", f"arithmetic on {text}, which may be null", hint="test it against 0 first"
+            "P2",
+            f"arithmetic on a pointer that may be null ({text})",
+            hint="test it against 0 first",
         )
     if pointer.region in _RIGID:
         raise Refusal("P2", f"arithmetic on {text}", hint="look an element up instead")

@@ -40,6 +40,12 @@ _ALLOWED = {
     Access.WRITE: _WRITABLE,
     Access.ATOMIC: frozenset({Region.STACK, Region.MAP_VALUE, Region.MEMORY}),
 }
+_SHOWN_FIELDS = 4
+# struct pt_regs of x86-64 (Linux arch/x86/include/asm/ptrace.h), 8 bytes each.
+_PT_REGS = (
+    *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx"),
+    *("rsi", "rdi", "orig_rax", "rip", "cs", "eflags", "rsp", "ss"),
+)
 _LIMIT = 1 << 29  # Linux's BPF_MAX_VAR_OFF: no valid offset is as large
 
 
@@ -106,10 +112,10 @@ def in_bounds(setting: Setting, pointer: Pointer, size: int) -> None:
         return
     place = f"offset {low}" if low == high else f"an offset from {low} to {high}"
     where = "its frame (-512 to 0)" if pointer.region is Region.STACK else f"its {end} bytes"
+    target = describe(pointer._replace(offset=0, variable=None), setting.program)
     raise Refusal(
         "P2",
-        f"{size} bytes of {describe(pointer._replace(offset=0, variable=None), setting.program)} "
-        f"at {place} are outside {where}",
+        f"{size}-byte access to {target} at {place} is outside {where}",
         hint="compare the index with its limit first" if low != high else "",
     )
 
@@ -137,16 +143,17 @@ def context_field(setting: Setting, pointer: Pointer, size: int) -> Field:
     place = pointer.offset
     found = field_at(place, size)
     if found is None:
-        raise Refusal(
-            "P2",
-            f"no context field holds {size} bytes at offset {place}",
-            hint=f"valid are {', '.join(_nearest(place))}",
-        )
+        what = f"no context field holds {size} bytes at offset {place}"
+        if 0 <= place < PT_REGS_SIZE:
+            what = f"{_PT_REGS[place // 8]} of pt_regs (offset {place}) has no meaning in a kernel"
+            if field_at(place // 8 * 8, 8) is not None:
+                what = f"{size} bytes at offset {place} are not inside one context field"
+        raise Refusal("P2", what, hint=f"valid are {', '.join(_nearest(place))}")
     if found.exit_only and not setting.exit_probe:
         raise Refusal(
             "P2",
             f"context field {found.name} exists in exit probes only",
-            hint="attach the program by kretprobe/ alone",
+            hint="attach the program with kretprobe/ only",
         )
     aligned(setting, pointer, size, Access.READ)
     return found
@@ -156,8 +163,9 @@ def _nearest(offset: int) -> Iterable[str]:
     """The fields that someone who read at ``offset`` may have meant."""
     if offset < PT_REGS_SIZE:
         rows = sorted((row for row in FIELDS if row.source is Source.PARAMETER), key=_name)
-        return (f"{row.name} at {row.offset}" for row in rows)
-    rows = [row for row in FIELDS if row.offset >= PT_REGS_SIZE]
+    else:
+        near = sorted(FIELDS, key=lambda row: abs(row.offset - offset))[:_SHOWN_FIELDS]
+        rows = sorted(near, key=lambda row: row.offset)
     return (f"{row.name} at {row.offset} ({row.size} bytes)" for row in rows)
 
 
