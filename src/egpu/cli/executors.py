@@ -42,7 +42,8 @@ def _sim(verified: VerifiedProgram, memory: bytearray) -> int:
     from egpu.codegen import compile_executor_ptx  # noqa: PLC0415
     from egpu.sim.executor import run_executor  # noqa: PLC0415
 
-    (result,) = run_executor(compile_executor_ptx(verified), [memory])
+    ((result, after),) = run_executor(compile_executor_ptx(verified), [bytes(memory)])
+    memory[:] = after
     return result
 
 

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 def run_of(session: Session) -> Run:
     """What the host side knows of a session whose workload has ended."""
     cost = session.cost()
+    stats = session.kernels()
     devices = Counter(device.name for device in session.devices)
     named = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in devices.items())
     return Run(
         device=named or "no device (nothing was launched that a probe matches)",
         simulated=session.simulated,
-        kernels=kernels_of(session.kernels()),
+        kernels=kernels_of(stats),
         cost=RunCost(
             twins=cost.twins,
             cached=cost.cached,
@@ -33,18 +34,22 @@ def run_of(session: Session) -> Run:
             records_missing=cost.records_missing,
         ),
         snapshot=session.stale(),
-        warnings=(*session.notes, *_uncovered(session)),
+        warnings=(*session.notes, *_refusals(stats), *_uncovered(session)),
     )
 
 
 def kernels_of(stats: Iterable[KernelStats]) -> tuple[KernelLaunches, ...]:
-    """The kernels that a probe asked for, most launched first."""
+    """The kernels that a probe asked for, most launched first.
+
+    Launches recorded into graphs count as seen, and as probed if the node got the twin.
+    """
     rows = [
         KernelLaunches(
-            kernel_id=row.kernel_id,
-            name=demangle(row.name),
-            seen=row.seen,
-            probed=row.probed,
+            # Kernels without a twin have no id: nothing on the device names them.
+            kernel_id=row.kernel_id if row.kernel_id >= 0 else -1 - position,
+            name=demangle(row.name) if row.name else "(kernels past the agent's table)",
+            seen=row.seen + row.captured,
+            probed=row.probed + row.captured_probed,
             not_probed=tuple(sorted(row.not_probed.items())),
             threads_probed=row.threads_probed,
             blocks_probed=row.blocks_probed,
@@ -52,7 +57,7 @@ def kernels_of(stats: Iterable[KernelStats]) -> tuple[KernelLaunches, ...]:
             registers_after=row.registers_after,
             captured=row.captured,
         )
-        for row in stats
+        for position, row in enumerate(stats)
     ]
     return tuple(sorted(rows, key=lambda row: (-row.seen, row.name)))
 
@@ -71,6 +76,10 @@ def ring(maps: Maps, name: str) -> Ring:
     if isinstance(found, MapView):
         raise InternalError(f"the tool's map {name} is no ring buffer")
     return found
+
+
+def _refusals(stats: Iterable[KernelStats]) -> list[str]:
+    return [f"{demangle(row.name)}: {reason}" for row in stats for reason in row.refusals]
 
 
 def _uncovered(session: Session) -> list[str]:
