@@ -149,7 +149,7 @@ class Client:
             (head[2], head[3], head[4]),
             (head[5], head[6], head[7]),
             payload[44:],
-            head[8],
+            dynamic_shared=head[8],
             together=bool(head[9]),
         )
         return report.printed.encode()

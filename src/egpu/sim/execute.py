@@ -210,7 +210,8 @@ class Chunk:
 
     def _joinable(self, number: int, anywhere: bool) -> Array:
         if not anywhere:
-            return self.threads.at == number
+            result: Array = self.threads.at == number
+            return result
         alike = [
             i
             for i in np.unique(self.threads.at[self.threads.collective]).tolist()
@@ -256,7 +257,8 @@ class Chunk:
         key = warp << WARP | mask
         unique, inverse = np.unique(key, return_inverse=True)
         here = np.bincount(inverse, bit[active], len(unique)).astype(np.int64)[inverse]
-        return (needed & ~here) == 0
+        result: Array = (needed & ~here) == 0
+        return result
 
     # Ends
 

@@ -1,4 +1,4 @@
-"""Runs the executor kernel of code generation on the simulated device (conformance, ``egpu exec``)."""
+"""Runs the executor kernel of code generation on the simulated device (conformance)."""
 
 from __future__ import annotations
 

@@ -47,9 +47,10 @@ class Lanes:
     def __init__(
         self,
         shape: Shape,
+        memory: DeviceMemory,
+        *,
         first: int,
         blocks: int,
-        memory: DeviceMemory,
         params: bytes,
         clock: Callable[[], int],
     ) -> None:
@@ -96,7 +97,8 @@ class Lanes:
         threads = self.active()
         bits = np.where(flags, np.left_shift(np.int64(1), self.lane[threads]), 0)
         union = np.bincount(self.warp[threads], bits, self.warp_count)
-        return union.astype(np.int64)[self.warp[threads]].astype(np.uint32)
+        result: Array = union.astype(np.int64)[self.warp[threads]].astype(np.uint32)
+        return result
 
 
 def _special(lanes: Lanes) -> dict[str, Array]:

@@ -7,7 +7,7 @@ device.  Blocks go to SMs in turn (%smid is the linear block index modulo ``sm_c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,8 +42,8 @@ class LaunchReport:
 class Machine:
     """Executes kernels; not safe for use by several threads at once.
 
-    ``memory`` stays the caller's and may change between launches.  ``step_limit`` ends a launch that
-    does not finish (SimulatedFault, FaultKind.TIMEOUT).
+    ``memory`` stays the caller's and may change between launches.  ``step_limit`` ends a launch
+    that does not finish (SimulatedFault, FaultKind.TIMEOUT).
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Machine:
         grid: Dimensions,
         block: Dimensions,
         params: bytes,
-        dynamic_shared: int = 0,
         *,
+        dynamic_shared: int = 0,
         together: bool = False,
     ) -> LaunchReport:
         """Run ``kernel`` to its end; ``params`` is its parameter block.
@@ -119,7 +119,9 @@ class Machine:
         with np.errstate(all="ignore"):
             for first in range(0, shape.blocks, per_chunk):
                 count = min(per_chunk, shape.blocks - first)
-                lanes = Lanes(shape, first, count, self.memory, params, self._clock)
+                lanes = Lanes(
+                    shape, self.memory, first=first, blocks=count, params=params, clock=self._clock
+                )
                 Chunk(compiled, lanes, self._ticker(kernel, start)).run()
                 printed += lanes.printed
         return LaunchReport(
@@ -133,7 +135,7 @@ class Machine:
     def _clock(self) -> int:
         return self.cycles
 
-    def _ticker(self, kernel: str, start: int):  # type: ignore[no-untyped-def]
+    def _ticker(self, kernel: str, start: int) -> Callable[[], None]:
         limit = start + self.step_limit
 
         def tick() -> None:

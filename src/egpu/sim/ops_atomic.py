@@ -54,7 +54,7 @@ def _scan(function: Callable[[Array, Array], Array]) -> Fetch:
         count = len(order)
         base = _spread(starts, count)
         position = np.arange(count)
-        # place i first holds what the lane before it brought; the group's first one what memory held
+        # place i first holds what the lane before it brought, a group's first what memory held
         found = np.empty_like(value)
         found[1:] = value[order][:-1]
         found[starts] = view[index[order][starts]]
@@ -132,16 +132,16 @@ INTEGER: dict[str, Fetch] = {
 }
 # operation: types that the ISA gives it
 ALLOWED = {
-    "add":  frozenset("u32 s32 u64 s64 f32 f64".split()),
-    "and":  frozenset("b32 b64".split()),
-    "or":   frozenset("b32 b64".split()),
-    "xor":  frozenset("b32 b64".split()),
-    "min":  frozenset("u32 s32 u64 s64".split()),
-    "max":  frozenset("u32 s32 u64 s64".split()),
-    "exch": frozenset("b32 b64".split()),
-    "inc":  frozenset("u32".split()),
-    "dec":  frozenset("u32".split()),
-    "cas":  frozenset("b16 b32 b64".split()),
+    "add":  frozenset(("u32", "s32", "u64", "s64", "f32", "f64")),
+    "and":  frozenset(("b32", "b64")),
+    "or":   frozenset(("b32", "b64")),
+    "xor":  frozenset(("b32", "b64")),
+    "min":  frozenset(("u32", "s32", "u64", "s64")),
+    "max":  frozenset(("u32", "s32", "u64", "s64")),
+    "exch": frozenset(("b32", "b64")),
+    "inc":  frozenset(("u32",)),
+    "dec":  frozenset(("u32",)),
+    "cas":  frozenset(("b16", "b32", "b64")),
 }
 # fmt: on
 

@@ -110,6 +110,10 @@ def _integer_to_integer(source: ScalarType, result: ScalarType, saturate: bool) 
     return convert
 
 
+def _integer_to_float(source: ScalarType, result: ScalarType) -> Run1:
+    return lambda bits: _float_bits(native(bits, source), result)
+
+
 def _is_float(type: ScalarType) -> bool:
     return type.kind is Kind.FLOAT or type.name == "bf16"
 
@@ -133,7 +137,7 @@ def convert(scope: Scope, ins: Instruction) -> Run:
         case (False, True):
             if "sat" in modifiers or result.name == "bf16":
                 raise unsupported(ins)
-            function = lambda bits: _float_bits(native(bits, source), result)
+            function = _integer_to_float(source, result)
         case _:
             function = _integer_to_integer(source, result, "sat" in modifiers)
     return apply(scope, ins, function, result, (source,))
@@ -185,7 +189,10 @@ def is_space(scope: Scope, ins: Instruction) -> Run:
     if space not in ranges:
         raise unsupported(ins)
     low, high = (np.uint64(bound) for bound in ranges[space])
-    test = lambda a: (a >= low) & (a < high)
+
+    def test(a: Array) -> Array:
+        return (a >= low) & (a < high)
+
     return apply(scope, ins, test, PREDICATE, (TYPES["u64"],))
 
 

@@ -1,14 +1,15 @@
 """Floating point (PTX ISA 9.0, 9.7.3 to 9.7.5).
 
 Exact: add, sub, mul, fma, div.rn, rcp.rn, sqrt.rn, min, max, abs, neg in round-to-nearest-even.
-The approximate forms (``.approx``, ``.full``, ex2, lg2, sin, cos, rsqrt, tanh) are computed in double
-and rounded once: closer to the true value than a device, so not its bits.  Other roundings are
-refused.  An f32 result that is not a number is 0x7fffffff, as on a device.
+The approximate forms (``.approx``, ``.full``, ex2, lg2, sin, cos, rsqrt, tanh) are computed in
+double and rounded once: nearer to the true value than a device, so not its bits.  Other roundings
+are refused.  An f32 result that is not a number is 0x7fffffff, as on a device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 
@@ -60,8 +61,6 @@ def _fma_short(a: Array, b: Array, c: Array) -> Array:
 
 def _fma_exactly(a: float, b: float, c: float) -> float:
     """By rational arithmetic, for operands outside the range of the error-free products."""
-    from fractions import Fraction
-
     total = Fraction(a) * Fraction(b) + Fraction(c)
     if total == 0:
         return a * b + c  # the sign of an exact zero is that of the floating-point sum
@@ -175,6 +174,14 @@ def _finished(function: Function, type: ScalarType, modifiers: frozenset[str]) -
     return run
 
 
+def _rounded_half(exact: Function) -> Function:
+    def run(a: Array, b: Array) -> Array:
+        result: Array = exact(a.astype(np.float64), b.astype(np.float64))
+        return result.astype(np.float16)
+
+    return run
+
+
 def _function(ins: Instruction, type: ScalarType, modifiers: frozenset[str]) -> Function:
     name = ins.parts[0]
     if name in ("fma", "mad"):
@@ -189,7 +196,7 @@ def _function(ins: Instruction, type: ScalarType, modifiers: frozenset[str]) -> 
         return APPROXIMATE[name]
     if type.bits == 16 and name in ("add", "sub", "mul"):
         exact = EXACT[name]
-        return lambda a, b: exact(a.astype(np.float64), b.astype(np.float64)).astype(np.float16)
+        return _rounded_half(exact)
     return EXACT[name]
 
 
@@ -210,7 +217,8 @@ def _sign(name: str, type: ScalarType, pair: bool, flush: bool) -> Function:
     def run(a: Array) -> Array:
         if flush and type.bits == 32 and not pair:
             a = raw(_flush(native(a, type)), type)
-        return a & ~top if name == "abs" else a ^ top
+        result: Array = a & ~top if name == "abs" else a ^ top
+        return result
 
     return run
 

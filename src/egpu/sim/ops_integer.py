@@ -30,7 +30,8 @@ def high_product(a: Array, b: Array, type: ScalarType) -> Array:
     if type.bits < 64:
         wide = f"i{type.bits // 4}" if _signed(type) else f"u{type.bits // 4}"
         product = native(a, type).astype(wide) * native(b, type).astype(wide)
-        return (product >> type.bits).astype(type.native).view(type.raw)
+        result: Array = (product >> type.bits).astype(type.native).view(type.raw)
+        return result
     low_mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     a_low, a_high = a & low_mask, a >> half
     b_low, b_high = b & low_mask, b >> half
@@ -87,7 +88,8 @@ def remainder(a: Array, b: Array, type: ScalarType) -> Array:
 def _shift_left(a: Array, b: Array) -> Array:
     bits = a.dtype.itemsize * 8
     amount = np.minimum(b, bits - 1).astype(a.dtype)
-    return np.where(b >= bits, a.dtype.type(0), a << amount)
+    result: Array = np.where(b >= bits, a.dtype.type(0), a << amount)
+    return result
 
 
 def _shift_right(a: Array, b: Array, type: ScalarType) -> Array:
@@ -95,7 +97,8 @@ def _shift_right(a: Array, b: Array, type: ScalarType) -> Array:
     amount = np.minimum(b, type.bits - 1).astype(type.raw)
     if _signed(type):
         return raw(native(a, type) >> amount.view(type.native), type)
-    return np.where(b >= type.bits, type.raw.type(0), a >> amount)
+    result: Array = np.where(b >= type.bits, type.raw.type(0), a >> amount)
+    return result
 
 
 def _funnel(left: bool, clamp: bool) -> Callable[..., Array]:
@@ -121,12 +124,14 @@ def _count_leading(a: Array) -> Array:
         count = np.where(found, count - np.uint32(step), count)
         value = np.where(found, upper, value)
         step //= 2
-    return (count - (value != 0)).astype(np.uint32)
+    result: Array = (count - (value != 0)).astype(np.uint32)
+    return result
 
 
 def _population(a: Array) -> Array:
     octets = np.ascontiguousarray(a).view(np.uint8).reshape(*a.shape, a.dtype.itemsize)
-    return np.unpackbits(octets, axis=-1).sum(axis=-1, dtype=np.uint32)
+    result: Array = np.unpackbits(octets, axis=-1).sum(axis=-1, dtype=np.uint32)
+    return result
 
 
 def _reverse(a: Array) -> Array:
@@ -161,11 +166,13 @@ def _extract(type: ScalarType) -> Callable[..., Array]:
         ).astype(type.raw)
         result = body & mask
         if not _signed(type):
-            return np.where(count == 0, type.raw.type(0), result)
+            body_value: Array = np.where(count == 0, type.raw.type(0), result)
+            return body_value
         last = np.minimum(start + count - np.uint32(1), np.uint32(bits - 1))
         sign = _shift_right(a, last, TYPES[f"u{bits}"]) & one
         sign = np.where(count == 0, type.raw.type(0), sign)
-        return np.where(sign != 0, result | ~mask, result)
+        body_value: Array = np.where(sign != 0, result | ~mask, result)
+        return body_value
 
     return function
 
@@ -228,7 +235,8 @@ def _permute_mode(mode: str) -> Callable[..., Array]:
 def _saturated_add(a: Array, b: Array, subtract: bool) -> Array:
     x, y = a.view(np.int32).astype(np.int64), b.view(np.int32).astype(np.int64)
     total = x - y if subtract else x + y
-    return np.clip(total, -(1 << 31), (1 << 31) - 1).astype(np.int32).view(np.uint32)
+    result: Array = np.clip(total, -(1 << 31), (1 << 31) - 1).astype(np.int32).view(np.uint32)
+    return result
 
 
 def _absolute(a: Array, type: ScalarType) -> Array:

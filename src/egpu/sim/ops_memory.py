@@ -27,12 +27,16 @@ from egpu.sim.types import Array, ScalarType
 
 SPACES = frozenset({"global", "const", "shared", "local", "param"})
 # Modifiers without an effect on the result: order, scope, caching, eviction (PTX ISA, ld)
-IGNORED = frozenset(
-    "weak volatile relaxed acquire release acq_rel cta cluster gpu sys mmio "
-    "ca cg cs lu cv wb wt nc L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last "
-    "L1::no_allocate L2::evict_normal L2::evict_first L2::evict_last L2::64B L2::128B "
-    "L2::256B".split()
-)
+# fmt: off
+IGNORED = frozenset((
+    "weak", "volatile", "relaxed", "acquire", "release", "acq_rel",
+    "cta", "cluster", "gpu", "sys", "mmio",
+    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
+    "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
+    "L1::no_allocate", "L2::evict_normal", "L2::evict_first", "L2::evict_last",
+    "L2::64B", "L2::128B", "L2::256B",
+))
+# fmt: on
 
 
 def places(lanes: Lanes, space: str, address: Array, size: int, width: int) -> Iterator[Place]:
@@ -41,21 +45,28 @@ def places(lanes: Lanes, space: str, address: Array, size: int, width: int) -> I
         case "global" | "const":
             return lanes.memory.places(address, size, width)
         case "shared":
-            shared = lanes.shape.shared
+            views, limit, name = lanes.shared, lanes.shape.shared, "shared"
             start = lanes.block[lanes.select] * lanes.shared_stride
-            return _window(lanes.shared, address, start, shared, size, width, "shared")
         case "local":
+            views, limit, name = lanes.local, lanes.shape.local, "local"
             start = lanes.thread[lanes.select] * lanes.local_stride
-            return _window(lanes.local, address, start, lanes.shape.local, size, width, "local")
         case "param":
-            zero = np.zeros(len(address), np.int64)
-            return _window(lanes.params, address, zero, lanes.param_size, size, width, "parameter")
+            views, limit, name = lanes.params, lanes.param_size, "parameter"
+            start = np.zeros(len(address), np.int64)
         case _:
             return _generic(lanes, address, size, width)
+    return _window(views, address, start, limit=limit, size=size, width=width, name=name)
 
 
 def _window(
-    views: Views, address: Array, start: Array, limit: int, size: int, width: int, name: str
+    views: Views,
+    address: Array,
+    start: Array,
+    *,
+    limit: int,
+    size: int,
+    width: int,
+    name: str,
 ) -> Iterator[Place]:
     require_aligned(address, width)
     outside = address > np.uint64(max(limit - width, 0))

@@ -110,17 +110,23 @@ def set_value(scope: Scope, ins: Instruction) -> Run:
     if one is None:
         raise unsupported(ins)
     yes, no = result.raw.type(one), result.raw.type(0)
-    if combine is None:
-        plain = lambda a, b: np.where(compare(a, b), yes, no)
-        return apply(scope, ins, plain, result, (type, type))
-    joined = lambda a, b, c: np.where(combine(compare(a, b), c), yes, no)
-    return apply(scope, ins, joined, result, (type, type, PREDICATE))
+
+    def function(a: Array, b: Array, *other: Array) -> Array:
+        truth = compare(a, b)
+        result: Array = np.where(truth if combine is None else combine(truth, other[0]), yes, no)
+        return result
+
+    sources = (type, type) if combine is None else (type, type, PREDICATE)
+    return apply(scope, ins, function, result, sources)
 
 
 def select(scope: Scope, ins: Instruction) -> Run:
     """selp.type d, a, b, p."""
     type = scalar(ins, ins.parts[-1])
-    choose = lambda a, b, p: np.where(p, a, b)
+
+    def choose(a: Array, b: Array, p: Array) -> Array:
+        return np.where(p, a, b)
+
     return apply(scope, ins, choose, type, (type, type, PREDICATE))
 
 

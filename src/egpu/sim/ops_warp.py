@@ -49,7 +49,7 @@ def _source_lane(mode: str, lane: Array, b: Array, c: Array) -> tuple[Array, Arr
 
 
 def shuffle(scope: Scope, ins: Instruction) -> Run:
-    """shfl.sync; a lane outside the mask's group gives the reader its own value (undefined in PTX)."""
+    """shfl.sync; a lane outside the mask gives the reader its own value (undefined in PTX)."""
     if len(ins.parts) != 4 or ins.parts[1] != "sync" or ins.parts[2] not in SHUFFLES:
         raise unsupported(ins, "" if "sync" in ins.parts else ": it needs the .sync form")
     mode = ins.parts[2]
@@ -120,7 +120,8 @@ def _members(lanes: Lanes, mask: Array, present: Array) -> Array:
     """Per executing lane, a row of 32: the lanes in its mask that execute with it."""
     threads = lanes.active()
     bits = (full(lanes, mask)[:, None] >> np.arange(WARP, dtype=np.uint32)) & np.uint32(1)
-    return (bits != 0) & present[lanes.warp[threads]]
+    result: Array = (bits != 0) & present[lanes.warp[threads]]
+    return result
 
 
 def match(scope: Scope, ins: Instruction) -> Run:

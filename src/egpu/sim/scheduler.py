@@ -24,8 +24,8 @@ class Threads:
     """Where each thread of a chunk stands.
 
     ``ready`` is the step a runnable thread is at, NEVER for parked and exited ones; ``at`` the step
-    of a parked thread; ``barrier`` the number of the barrier it waits at, -1 if none; ``collective``
-    whether it waits for lanes of its warp.
+    of a parked thread; ``barrier`` the number of the barrier it waits at, -1 if none;
+    ``collective`` whether it waits for lanes of its warp.
     """
 
     def __init__(self, lanes: Lanes) -> None:

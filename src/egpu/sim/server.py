@@ -101,7 +101,7 @@ def _serve_client(connection: socket.socket, sm_count: int) -> None:
 class SimulatedDevice:
     """A server in a child process, for the time of a ``with`` block.
 
-    ``environment`` are the variables that make a workload use it.  UnsupportedError if the stand-in
+    ``environment()`` gives what makes a workload use it.  UnsupportedError if the stand-in
     driver was not built, AgentError if the server does not start.
     """
 
@@ -117,9 +117,8 @@ class SimulatedDevice:
             raise InternalError("the simulated device is used outside of its with block")
         return self._directory / "sim.sock"
 
-    @property
     def environment(self) -> dict[str, str]:
-        """EGPU_SIM_SOCKET, and LD_LIBRARY_PATH with the stand-in driver before what it holds now."""
+        """EGPU_SIM_SOCKET, and LD_LIBRARY_PATH with the stand-in driver before its old value."""
         paths = [str(driver_directory())]
         if os.environ.get("LD_LIBRARY_PATH"):
             paths.append(os.environ["LD_LIBRARY_PATH"])
@@ -157,8 +156,9 @@ class SimulatedDevice:
         finally:
             timer.cancel()
         if line != _READY:
+            status = self._process.wait()
             raise AgentError(
-                f"the simulated device's server ended with {self._process.wait()} before it was ready"
+                f"the simulated device's server ended with {status} before it was ready"
             )
 
     def __exit__(

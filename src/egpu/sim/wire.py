@@ -4,8 +4,8 @@ A header of 24 bytes, then its payload::
 
     u32 magic  u16 version  u16 kind  i32 status  u32 reserved  u64 size
 
-Requests have status 0.  A reply repeats the kind; ``status`` is a CUresult and, unless 0, the payload
-one line of text.  A file descriptor may come with a header.
+Requests have status 0.  A reply repeats the kind; ``status`` is a CUresult and, unless 0, the
+payload one line of text.  A file descriptor may come with a header.
 """
 
 from __future__ import annotations
