@@ -27,10 +27,10 @@ $(VENV)/.installed: pyproject.toml $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@if cmp -s pyproject.toml $(VENV)/.pyproject; then \
 		echo "installing egpu into $(VENV)" && \
-		$(BIN)/python -m pip install --quiet --no-deps --force-reinstall .; \
+		$(BIN)/python -m pip install -qq --no-deps --force-reinstall .; \
 	else \
 		echo "installing egpu and what it needs into $(VENV) (about a minute)" && \
-		$(BIN)/python -m pip install --quiet '.[$(EXTRAS)]' && \
+		$(BIN)/python -m pip install -qq '.[$(EXTRAS)]' && \
 		cp pyproject.toml $(VENV)/.pyproject; \
 	fi
 	@touch $@

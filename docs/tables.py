@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from egpu.agent.protocol import Reason
 from egpu.bpf.context import FIELDS, Field, Source
 from egpu.bpf.helpers import HELPERS, Helper
 from egpu.bpf.maptypes import MapType, Storage, traits
@@ -32,6 +33,18 @@ MEANING = {  # context field: what it says where the source alone does not
     "start_time":  "ns, when the thread entered the kernel",
     "start_clock": "cycles, when the thread entered the kernel",
     "param":       "the kernel's parameter bytes, zero past their end",
+}
+REASONS = {  # why a launch was seen and not probed: what it means, what to do
+    Reason.UNMATCHED:  ("no probe asks for this kernel", ""),
+    Reason.NOT_READY:  ("its twin was not there in time", "a longer `--twin-wait`"),
+    Reason.REFUSED:    ("no twin can be made of this kernel", "the report names the construct"),
+    Reason.OCCUPANCY:  ("its twin has fewer resident blocks", "`--allow-occupancy-loss`"),
+    Reason.RESOURCES:  ("its twin cannot be launched in this shape", "a smaller probe"),
+    Reason.PARAMETERS: ("parameters in a form that the agent does not know", ""),
+    Reason.GRAPH:      ("a graph node that could not be translated", ""),
+    Reason.DETACHED:   ("detached, or the session was gone", ""),
+    Reason.ARENA:      ("no map memory in this context", "free device memory"),
+    Reason.FORM:       ("a launch call that carries no further parameter", ""),
 }
 STORAGE = {
     Storage.ARRAY:        "one copy in device memory",
@@ -106,12 +119,20 @@ def refused_maps() -> str:
     return ", ".join(names) + "\n"
 
 
+def reason_table() -> str:
+    text = heading("reason", "means", "what helps")
+    for reason in Reason:
+        text += row(f"`{reason.name.lower()}`", *REASONS[reason])
+    return text
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "context": context_table,
     "helpers": helper_table(missing=False),
     "missing_helpers": helper_table(missing=True),
     "maps": map_table,
     "refused_maps": refused_maps,
+    "reasons": reason_table,
 }
 
 
