@@ -44,17 +44,17 @@ def cost(run: Run) -> list[Part]:
     seen = sum(kernel.seen for kernel in run.kernels)
     probed = sum(kernel.probed for kernel in run.kernels)
     spent = run.cost
-    clock = " (simulated device)" if run.simulated else ""
+    place = "the simulated device" if run.simulated else run.device
     launch = "" if spent.launch_ns is None else f", {spent.launch_ns:.0f} ns per launch"
     cached = f" ({spent.cached} from the cache)" if spent.cached else ""
     lines = [
         (
-            f"egpu on {run.device}{clock}: {probed:,} of {seen:,} launches probed, "
+            f"egpu on {place}: {probed:,} of {seen:,} launches probed, "
             f"{spent.twins} twins built in {spent.twin_ms:.0f} ms{cached}{launch}, "
             f"{spent.records_dropped:,} records dropped, {spent.records_missing:,} missing."
         )
     ]
-    registers = _registers(run.kernels)
+    registers = "" if run.simulated else _registers(run.kernels)  # it has no real ones
     if registers:
         lines.append(f"Registers per thread, before -> after: {registers}.")
     return [Paragraph(line, Weight.COST) for line in lines]
@@ -109,12 +109,12 @@ def _reasons(kernel: KernelLaunches) -> tuple[tuple[str, int], ...]:
 def _registers(kernels: tuple[KernelLaunches, ...]) -> str:
     known = [kernel for kernel in kernels if kernel.registers_after]
     return ", ".join(
-        f"{_short(kernel.name)} {kernel.registers_before} -> {kernel.registers_after}"
+        f"{short(kernel.name)} {kernel.registers_before} -> {kernel.registers_after}"
         for kernel in known
     )
 
 
-def _short(name: str) -> str:
-    """A name without its parameter list, for running text."""
+def short(name: str) -> str:
+    """A kernel's name without its parameter list, for titles and running text."""
     head = name.split("(", 1)[0]
     return head if len(head) <= 32 else head[:31] + "…"

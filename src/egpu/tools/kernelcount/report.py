@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
 from egpu.tools.model import KernelLaunches, Run
-from egpu.tools.sections import common_data, cost, count, coverage, launch_data
+from egpu.tools.sections import common_data, cost, count, coverage, launch_data, short
 
 SCHEMA = "kernelcount/1"
 
@@ -89,22 +89,20 @@ def _spread(blocks: tuple[int, ...]) -> str:
 def _doubts(kernel: KernelLaunches, row: KernelCount) -> list[str]:
     """Sentences about counts that do not fit each other."""
     threads, blocks, exits = sum(row.threads), sum(row.blocks), sum(row.exits)
-    doubts = []
+    name, doubts = short(kernel.name), []
     expected = (kernel.threads_probed, kernel.blocks_probed)
     if kernel.probed and not kernel.captured and (threads, blocks) != expected:
         doubts.append(
-            f"{kernel.name}: counted {threads:,} threads in {blocks:,} blocks, but its probed "
+            f"{name}: counted {threads:,} threads in {blocks:,} blocks, but its probed "
             f"launches have {expected[0]:,} in {expected[1]:,}."
         )
     if kernel.captured:
         doubts.append(
-            f"{kernel.name}: {kernel.captured:,} of its launches were recorded into graphs; every "
+            f"{name}: {kernel.captured:,} of its launches were recorded into graphs; every "
             "replay is counted above, as one launch."
         )
     if exits != threads:
-        doubts.append(
-            f"{kernel.name}: {threads:,} threads entered and {exits:,} were seen to leave."
-        )
+        doubts.append(f"{name}: {threads:,} threads entered and {exits:,} were seen to leave.")
     return doubts
 
 

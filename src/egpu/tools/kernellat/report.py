@@ -8,7 +8,7 @@ from egpu.report import Align, Column, Histogram, Paragraph, Part, Report, Table
 from egpu.tools.kernellat.latencies import Latencies, Summary
 from egpu.tools.kernellat.merge import KernelLatency
 from egpu.tools.model import KernelLaunches, Run
-from egpu.tools.sections import common_data, cost, count, coverage, launch_data
+from egpu.tools.sections import common_data, cost, count, coverage, launch_data, short
 
 SCHEMA = "kernellat/1"
 HISTOGRAMS = 4  # kernels that get a histogram in the text; JSON has all
@@ -29,7 +29,7 @@ def build_report(run: Run, merged: Mapping[int, KernelLatency], oversized: int) 
         _table(f"Blocks: first warp's entry to last warp's exit{clock}", run, rows, "blocks"),
     ]
     parts += [
-        Histogram(f"{kernel.name}: blocks{clock}", "ns", latency.blocks.octaves())
+        Histogram(f"{short(kernel.name)}: blocks{clock}", "ns", latency.blocks.octaves())
         for kernel, latency in rows[:HISTOGRAMS]
         if len(latency.blocks)
     ]
@@ -113,17 +113,17 @@ def _incomplete(kernel: KernelLaunches, latency: KernelLatency) -> bool:
 
 
 def _doubts(kernel: KernelLaunches, latency: KernelLatency) -> list[str]:
-    doubts = []
+    name, doubts = short(kernel.name), []
     missing = latency.missing_blocks + _unrecorded(kernel, latency)
     if latency.incomplete_blocks or missing or latency.incomplete_launches:
         doubts.append(
-            f"{kernel.name}: left out {latency.incomplete_blocks:,} blocks with some of their "
+            f"{name}: left out {latency.incomplete_blocks:,} blocks with some of their "
             f"records and {missing:,} with none; {latency.incomplete_launches:,} launches are "
             "incomplete."
         )
     if latency.unmerged_records:
         doubts.append(
-            f"{kernel.name}: {latency.unmerged_records:,} records were left out because too many "
+            f"{name}: {latency.unmerged_records:,} records were left out because too many "
             "launches were incomplete at once."
         )
     return doubts
