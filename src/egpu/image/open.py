@@ -108,11 +108,13 @@ def choose_ptx(image: Image, arch: int, suffix: str = "a", *, kernel: str = "") 
     The highest one that the device can run: plain PTX of any lower or equal arch, "f" PTX of the
     same major number, "a" PTX of exactly this arch.  ``suffix`` says which of them the caller can
     use: "a" all, "f" no "a" ones, "" only plain ones.  With ``kernel``, members without that entry
-    are passed over.  If no member is PTX, the text that ptxas keeps in a cubin compiled with line
-    information serves.  UnsupportedError, which lists the members, when there is none.
+    are passed over.  The text that ptxas keeps in a cubin compiled with line information counts as
+    PTX where the image has none for so high an arch: it is what the driver's choice was made from.
+    UnsupportedError, which lists the members, when there is none.
     """
     texts = [each for each in image.members if each.kind is MemberKind.PTX]
-    texts = texts or _recovered(image, arch)
+    best = max((each.arch for each in texts if _runs_on(each, arch, suffix)), default=0)
+    texts += _recovered(image, above=best, arch=arch)
     fitting = [each for each in texts if _runs_on(each, arch, suffix)]
     if kernel and len(fitting) > 1:
         entry = re.compile(rb"\.entry\s+" + re.escape(kernel.encode()) + rb"(?![\w$])")
@@ -140,11 +142,12 @@ def _runs_on(member: Member, arch: int, suffix: str) -> bool:
     return member.arch <= arch
 
 
-def _recovered(image: Image, arch: int) -> list[Member]:
-    """PTX texts inside the cubins that this device can run (same major, minor not above)."""
+def _recovered(image: Image, *, above: int, arch: int) -> list[Member]:
+    """PTX texts inside the cubins for more than arch ``above`` that this device can run."""
     found: list[Member] = []
     for member in image.members:
-        if member.arch // 10 != arch // 10 or member.arch > arch:
+        runs = member.arch // 10 == arch // 10 and member.arch <= arch
+        if member.kind is not MemberKind.CUBIN or not runs or member.arch <= above:
             continue
         cubin = open_cubin(unpack(member))
         for section in ptx_sections(cubin):

@@ -251,7 +251,8 @@ def _text(
     for span in sorted({_key(each) for each in items}):
         inside = [each for each in edits if span[0] <= each.start and each.end <= span[1]]
         lines.append(apply_edits(module.text, inside, within=Span(*span)))
-    return "\n".join(lines) + "\n"
+    # Only comments can hold bytes that are not text; assemblers get none of them.
+    return ("\n".join(lines) + "\n").encode("utf-8", "replace").decode()
 
 
 def _key(item: Directive | Function | Variable) -> tuple[int, int]:

@@ -117,6 +117,17 @@ def test_ptx_inside_a_cubin_with_line_information():
         choose_ptx(image, 100)
 
 
+def test_the_text_inside_the_cubin_that_the_driver_runs_beats_older_ptx():
+    from test_image_fatbin import fatbin  # noqa: PLC0415
+
+    cubin = (IMAGES / "lineinfo_sm_90a.cubin").read_bytes()
+    data = fatbin((1, 80, 0x11, 0, 0, text_image("80")), (2, 90, 0x100011, 0, 0, cubin))
+    assert choose_ptx(open_image(data), 90).arch == 90
+    assert choose_ptx(open_image(data), 80).arch == 80
+    same = fatbin((1, 90, 0x11, 0, 0, text_image("90")), (2, 90, 0x11, 0, 0, cubin))
+    assert choose_ptx(open_image(same), 90).suffix == ""
+
+
 def test_the_member_with_the_kernel_is_chosen():
     from test_image_fatbin import fatbin  # noqa: PLC0415
 

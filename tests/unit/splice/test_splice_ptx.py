@@ -232,6 +232,12 @@ def test_line_information_is_dropped_whole(name):
     assert names == []
 
 
+def test_bytes_that_are_not_text_do_not_reach_the_twin():
+    image = twin(".entry k() { // \udcff\udcfe\nret; }", MARK)
+    assert "// ??" in image.text
+    image.text.encode()
+
+
 # Refusals
 
 
