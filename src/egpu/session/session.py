@@ -39,10 +39,11 @@ class Options:
     """How a workload is run.
 
     ``simulated``: on the simulated device, even if there is a GPU.  ``kernels``: a glob that
-    narrows every attach point.  ``twin_wait_s``: how long the first launch of a kernel waits for its twin.
-    ``allow_occupancy_loss``: use twins with fewer resident blocks per SM.  ``follow``: probe child
-    processes too.  ``cache``: keep assembled twins on disk.  ``snapshot_period_s``: how often maps
-    are copied to where the session reads them.
+    narrows every attach point.  ``twin_wait_s``: how long the first launch of a kernel waits for
+    its twin.  ``allow_occupancy_loss``: use twins with fewer resident blocks per SM.  ``follow``:
+    probe child processes too.  ``cache``: keep assembled twins on disk.  ``snapshot_period_s``: how
+    often maps are copied to where the session reads them.  ``environment`` is added to the
+    workload's.
     """
 
     simulated: bool = False
@@ -132,7 +133,7 @@ class Session:
         notes = list(self._notes)
         if self._assembler.cache_failure:
             notes.append(self._assembler.cache_failure)
-        return tuple(notes)
+        return (*notes, *self._server.problems)
 
     def running(self) -> bool:
         """Whether the started process still runs."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from egpu.agent.twin import DeviceInfo, KernelSeen, Refused, Twin, Unmatched
 from egpu.errors import EgpuError
 from egpu.image import choose_ptx, open_image, ptx_text
-from egpu.image.ptx import Module, parse
+from egpu.image.ptx import parse
+from egpu.image.ptx.syntax import Module
 from egpu.maps.layout import ArenaLayout
 from egpu.session.assemble import Assembler
 from egpu.session.attached import ProbeSet
@@ -98,7 +99,7 @@ class TwinBuilder:
         if self._assembler is None:
             image = spliced.text.encode() + b"\0"
         else:
-            image = self._assembler.assemble(spliced.text, spliced.target, _arch(seen))
+            image = self._assembler.assemble(spliced.text, spliced.target, seen.device.arch)
         twin = Twin(
             image=image,
             hidden_offset=spliced.hidden_offset,
@@ -112,7 +113,7 @@ class TwinBuilder:
 
     def _module(self, seen: KernelSeen) -> Module:
         image = open_image(seen.image())
-        member = choose_ptx(image, _arch(seen), kernel=seen.kernel)
+        member = choose_ptx(image, seen.device.arch, kernel=seen.kernel)
         key = (image.digest, member.offset, member.suffix)
         module = self._parsed.get(key)
         if module is None:
@@ -121,7 +122,3 @@ class TwinBuilder:
             if len(self._parsed) > _PARSED_LIMIT:
                 self._parsed.popitem(last=False)
         return module
-
-
-def _arch(seen: KernelSeen) -> int:
-    return seen.device.major * 10 + seen.device.minor
