@@ -134,6 +134,8 @@ def _holds(value: object) -> bool:
 
 
 def _shown(name: str, entries: list[tuple[int, dict[str, object]]]) -> list[Part]:
+    if not entries:
+        return [Paragraph(f"{name}: all zero")]
     columns = (Column("KEY"), Column("VALUE", Align.LEFT, may_shorten=True))
     rows = tuple(
         (str(key), _line(value.get("value", value.get("per_sm")))) for key, value in entries[:ROWS]

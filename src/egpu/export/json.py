@@ -7,17 +7,22 @@ version that wrote it).  A schema's number rises when a key goes or changes its 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TextIO
 
 from egpu.report import Report
 from egpu.version import VERSION
 
+# A list of numbers, which stands on one line; no string holds a raw newline.
+_NUMBERS = re.compile(r"\[\n\s+([-+.,eE\d\s]+?)\s*\]")
+
 
 def render_json(schema: str, data: Mapping[str, object]) -> str:
     """``data`` as an indented JSON document of ``schema``, with a newline at its end."""
     document = {"schema": f"egpu.{schema}", "egpu": VERSION, **data}
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+    text = json.dumps(document, indent=2, allow_nan=False)
+    return _NUMBERS.sub(lambda match: f"[{' '.join(match[1].split())}]", text) + "\n"
 
 
 def render_line(schema: str, data: Mapping[str, object]) -> str:

@@ -22,8 +22,9 @@ def run_of(session: Session) -> Run:
     stats = session.kernels()
     devices = Counter(device.name for device in session.devices)
     named = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in devices.items())
+    unseen = () if stats else ("No launch of a kernel that the probes match was seen.",)
     return Run(
-        device=named or "no device (nothing was launched that a probe matches)",
+        device=named or "no device",
         simulated=session.simulated,
         kernels=kernels_of(stats),
         cost=RunCost(
@@ -34,7 +35,7 @@ def run_of(session: Session) -> Run:
             records_missing=cost.records_missing,
         ),
         snapshot=session.stale(),
-        warnings=(*session.notes, *_refusals(stats), *_uncovered(session)),
+        warnings=(*unseen, *session.notes, *_refusals(stats), *_uncovered(session)),
     )
 
 

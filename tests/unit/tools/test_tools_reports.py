@@ -174,6 +174,15 @@ def test_an_empty_histogram_says_so():
     assert "(nothing)" in text
 
 
+def test_lists_of_numbers_stand_on_one_line():
+    text = render_json(
+        "x/1", {"a": [1, -2, 3.5e-7], "b": ["1", "[\n 2 ]"], "c": [[1, 2], [3]], "d": []}
+    )
+    assert '"a": [1, -2, 3.5e-07],' in text
+    assert "    [1, 2],\n    [3]\n" in text
+    assert json.loads(text)["b"] == ["1", "[\n 2 ]"]
+
+
 def test_json_refuses_what_json_has_no_word_for():
     with pytest.raises(ValueError, match="Out of range"):
         render_json("x/1", {"value": float("nan")})
