@@ -304,7 +304,7 @@ def test_committed_objects_are_current(name, tmp_path):
     assert fresh.maps == load(name).maps
 
 
-@pytest.mark.parametrize("cpu", ["v2", "v3", "v4"])
+@pytest.mark.parametrize("cpu", ["v1", "v2", "v3", "v4"])
 def test_every_processor_version(cpu, tmp_path):
     build = builder()
     for name in GOOD:

@@ -33,6 +33,7 @@ PARSED = {
         AttachPoint(K.HOST_ENTRY, "malloc", detail="/usr/lib/libc.so.6:malloc"),
     ),
     "uretprobe/a.out:main": (AttachPoint(K.HOST_EXIT, "main", detail="a.out:main"),),
+    "uprobe": (AttachPoint(K.HOST_ENTRY, ""),),
     "tracepoint/sched/sched_switch": (
         AttachPoint(K.KERNEL_SPACE, "sched/sched_switch", detail="tracepoint/sched/sched_switch"),
     ),
@@ -57,7 +58,6 @@ def test_parsed(section):
         ("insn/LOAD/k", "no instruction class"),
         ("insn/load", "names no kernel"),
         ("uprobe/libc.so.6", "names no symbol"),
-        ("uprobe", "names no symbol"),
         ("", "unknown section ''"),
         ("gpu/k", "kretprobe.block/<kernel>"),
     ],
@@ -108,6 +108,19 @@ DEMANGLED = {
     "DefaultPtrTraitsEEES6_": "faiss::gpu::l2NormRowMajor<float, float4, 8, true>("
     "faiss::gpu::Tensor<float, 2, true, long, faiss::gpu::traits::DefaultPtrTraits>, "
     "faiss::gpu::traits::DefaultPtrTraits)",
+    "_ZN2at6native18elementwise_kernelILi128ELi2EZNS0_15gpu_kernel_implINS0_13AUnaryFunctorIfff"
+    "NS0_15binary_internal10MulFunctorIfEEEEEEvRNS_18TensorIteratorBaseERKT_EUliE_EEviT1_": (
+        "at::native::elementwise_kernel<128, 2, {0}>(int, {0})".format(
+            "at::native::gpu_kernel_impl<{0}>(at::TensorIteratorBase&, {0} const&)"
+            "::'lambda'(int)".format(
+                "at::native::AUnaryFunctor<float, float, float, "
+                "at::native::binary_internal::MulFunctor<float>>"
+            )
+        )
+    ),
+    "_Z4kernIZN2at4implIPFfiEEEvRNS0_2ItERKT_E3LocJEEviS6_DpT0_": "kern<at::impl<float (*)(int)>("
+    "at::It&, float (* const&)(int))::Loc>(int, float (*)(int))",
+    "_Z4stepPi.constprop.0": "step(int*)",
     "_ZN7cutlass6KernelINS_4gemm6kernel4GemmEEEvNT_6ParamsE": "cutlass::Kernel<"
     "cutlass::gemm::kernel::Gemm>(cutlass::gemm::kernel::Gemm::Params)",
 }
@@ -121,7 +134,7 @@ def test_demangled(mangled):
 @pytest.mark.parametrize(
     "name",
     [
-        "vectorAdd", "_Z", "_ZN", "_Z99short", "_Z3fooS9_", "_Z3fooT_", "_ZZ4mainE1x",
+        "vectorAdd", "_Z", "_ZN", "_Z99short", "_Z3fooS9_", "_Z3fooT_", "_ZZ4mainEs",
         "_Z3fooIXadL_Z3barEEEvv", "_Z3foo" + "P" * 500 + "i", "_ZN2nsE" + "S_" * 9, "_Z0v",
         "_Z1fu8__vendor", "_Z1f" + "A2_" * 40 + "PFvvE", "_Z3foo\u00b2",
     ],
@@ -156,6 +169,11 @@ def test_name_forms():
         ("Add", "_Z9vectorAddPKfS0_Pf", False),
         ("VectorAdd", "_Z9vectorAddPKfS0_Pf", False),
         ("ns::foo", "_ZN2ns3fooI6float4Lin1ELb0EEEvPT_PKPKS2_j", True),
+        (
+            "elementwise_kernel",
+            "_ZN2at6native18elementwise_kernelILi128EZNS0_3fooEvEUliE_EEviT0_",
+            True,
+        ),
         ("foo", "_ZN2ns3fooI6float4Lin1ELb0EEEvPT_PKPKS2_j", True),
         ("foo<float4, -1, false>", "_ZN2ns3fooI6float4Lin1ELb0EEEvPT_PKPKS2_j", True),
         ("ns::foo<float4,*", "_ZN2ns3fooI6float4Lin1ELb0EEEvPT_PKPKS2_j", True),

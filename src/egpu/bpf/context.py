@@ -1,9 +1,9 @@
 """The probe context: the one table of its fields (design.md section 5).
 
-r1 of a probe points at a *virtual* context.  Reads are lowered to parameter loads, special registers
-and the launch block, never to memory, so a field costs nothing until it is read.  It begins like
-x86-64 ``struct pt_regs`` so that BPF_KPROBE and PT_REGS_PARM1-6 work; other pt_regs fields have no
-meaning on a GPU and reading them is refused.
+r1 of a probe points at a *virtual* context.  Reads are lowered to parameter loads, special
+registers and the launch block, never to memory, so a field costs nothing until it is read.  It
+begins like x86-64 ``struct pt_regs`` so that BPF_KPROBE and PT_REGS_PARM1-6 work; other pt_regs
+fields have no meaning on a GPU and reading them is refused.
 """
 
 from __future__ import annotations

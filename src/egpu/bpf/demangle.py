@@ -38,12 +38,15 @@ class _Unknown(Exception):
 
 def demangle(mangled: str) -> str:
     """The readable form without a return type; ``mangled`` itself if it is not understood."""
-    if not mangled.startswith("_Z") or len(mangled) > _MAX_LENGTH:
+    if not (mangled.startswith("_Z") and mangled.isascii() and len(mangled) <= _MAX_LENGTH):
         return mangled
     try:
-        return _Demangler(mangled).encoding()
+        demangler = _Demangler(mangled)
+        name = demangler.encoding()
     except _Unknown:
         return mangled
+    # What is left over can only be the suffix of a compiler's clone, ".constprop.0".
+    return name if mangled[demangler.at :][:1] in ("", ".") else mangled
 
 
 def name_forms(demangled: str) -> tuple[str, ...]:
@@ -118,23 +121,15 @@ class _Demangler:
     def encoding(self) -> str:
         """<mangled-name> ::= _Z <name> <bare-function-type>, and the suffixes of clones."""
         name = self._name()
-        ended = not self.text[self.at :]
-        if ended:
-            return name
-        if self._character() == ".":
-            return name
+        if self._character() in ("", ".", "E"):
+            return name  # a variable, or a function with C linkage
+        is_const = self.is_member_const
         if self.is_template:
             self._type()  # the return type, which only templates mangle
-        types = self._types_until_end()
-        return f"{name}({', '.join(types)}){' const' if self.is_member_const else ''}"
-
-    def _types_until_end(self) -> list[str]:
         types: list[str] = []
-        while self.at < len(self.text) and self._character() not in (".", "E"):
+        while self._character() not in ("", ".", "E"):
             types.append(self._type())
-        if self._character() == "E":
-            raise _Unknown
-        return [] if types == ["void"] else list(filter(None, types))
+        return f"{name}({_listed(types)}){' const' if is_const else ''}"
 
     def _enter(self) -> None:
         self.depth += 1
@@ -151,11 +146,50 @@ class _Demangler:
         if self._peek("N"):
             name = self._nested()
         elif self._peek("Z"):
-            raise _Unknown  # names local to a function
+            name = self._local()
         else:
             name = self._unscoped()
         self.depth -= 1
         return name
+
+    def _local(self) -> str:
+        """Z <function> E <name> [<discriminator>], for lambdas and types inside functions."""
+        self._expect("Z")
+        outer = self.arguments
+        self.arguments = []
+        function = self.encoding()
+        self._expect("E")
+        self.arguments = []
+        name = self._source_name()
+        if self._take("__"):
+            self._number()
+            self._expect("_")
+        elif self._take("_"):
+            self._number()
+        self.arguments = outer
+        self.is_template = self.is_member_const = False
+        return self._checked(f"{function}::{name}")
+
+    def _lambda(self) -> str:
+        """Ul <types> E [number] _"""
+        types: list[str] = []
+        while not self._take("E"):
+            types.append(self._type())
+        return f"'lambda{self._ordinal()}'({_listed(types)})"
+
+    def _ordinal(self) -> str:
+        """The number of a closure or unnamed type in its function: none, then 0, 1, …"""
+        number = "" if self._peek("_") else self._number()
+        self._expect("_")
+        return number
+
+    def _number(self) -> str:
+        start = self.at
+        while self._character().isdigit():
+            self.at += 1
+        if start == self.at or self.at - start > 5:
+            raise _Unknown
+        return self.text[start : self.at]
 
     def _unscoped(self) -> str:
         if self._peek("S") and not self._peek("St"):
@@ -204,13 +238,12 @@ class _Demangler:
         for code, operator in _OPERATORS.items():
             if self._take(code):
                 return operator
+        if self._take("Ul"):
+            return self._lambda()
+        if self._take("Ut"):
+            return f"'unnamed{self._ordinal()}'"
         self._take("L")  # internal linkage
-        start = self.at
-        while self._character().isascii() and self._character().isdigit():
-            self.at += 1
-        if start == self.at or self.at - start > 5:
-            raise _Unknown
-        length = int(self.text[start : self.at])
+        length = int(self._number())
         name = self.text[self.at : self.at + length]
         if len(name) < length or length == 0:
             raise _Unknown
@@ -319,7 +352,7 @@ class _Demangler:
             return self._add(self._with_arguments(self._template_parameter(), known=False))
         if character == "S" and not self._peek("St"):
             return self._with_arguments(self._substitution(), known=True)
-        if character == "N" or character.isdigit() or self._peek("St"):
+        if character in ("N", "Z") or character.isdigit() or self._peek("St"):
             return self._add(self._class_name())
         raise _Unknown
 
@@ -346,9 +379,10 @@ class _Demangler:
             codes += self._character()
             self.at += 1
         inner = self._type()
-        if inner.endswith(("]", ")")):
-            raise _Unknown  # the qualifier would have to go inside
-        return self._add(inner + "".join(_QUALIFIERS[code] for code in reversed(codes)))
+        mark = "".join(_QUALIFIERS[code] for code in reversed(codes))
+        if inner.endswith(("]", ")")) and " (*" not in inner:
+            raise _Unknown  # of an array or function itself: it belongs to the element
+        return self._add(_indirect(inner, mark))
 
     def _array(self) -> str:
         start = self.at
@@ -371,11 +405,16 @@ class _Demangler:
         types: list[str] = []
         while not self._take("E"):
             types.append(self._type())
-        return self._add(f"{result} ({', '.join([] if types == ['void'] else types)})")
+        return self._add(f"{result} ({_listed(types)})")
 
     def _add(self, text: str) -> str:
         self.substitutions.append(text)
         return text
+
+
+def _listed(types: list[str]) -> str:
+    """A parameter list; empty packs are not shown."""
+    return "" if types == ["void"] else ", ".join(filter(None, types))
 
 
 def _split(declarator: str, mark: str) -> tuple[str, str]:

@@ -40,11 +40,11 @@ class Ret(enum.Enum):
 class Helper:
     """One helper.
 
-    ``c_prototype`` is the C declaration's return type and parameter list with a ``%s`` for the name;
-    ``cost`` the weighted worst-case instructions of its device body; ``maximum`` an inclusive upper
-    bound of the unsigned result (None: any 64-bit value); ``map_types`` the names of MapType its MAP
-    argument may have; ``body`` the device body's name in egpu.codegen's library ("" = egpu knows the
-    helper but has no body yet: refused by name, with ``missing`` as the reason).
+    ``c_prototype`` is the C declaration's return type and parameter list with a ``%s`` for the
+    name; ``cost`` the weighted worst-case instructions of its device body; ``maximum`` an inclusive
+    upper bound of the unsigned result (None: any 64-bit value); ``map_types`` the names of MapType
+    its MAP argument may have; ``body`` the device body's name in egpu.codegen's library ("" = egpu
+    knows the helper but has no body yet: refused by name, with ``missing`` as the reason).
     """
 
     id: int
@@ -74,8 +74,8 @@ _ROWS: tuple[Helper, ...] = (
     Helper(1, "bpf_map_lookup_elem", (_A.MAP, _A.KEY), Ret.MAP_VALUE_OR_NULL,
            "void *(*%s)(void *map, const void *key)", "map_lookup", 8, map_types=_ARRAYS, memory=1),
     Helper(2, "bpf_map_update_elem", (_A.MAP, _A.KEY, _A.VALUE, _A.SCALAR), Ret.SCALAR,
-           "long (*%s)(void *map, const void *key, const void *value, __u64 flags)", "map_update", 24,
-           map_types=_ARRAYS, memory=4),
+           "long (*%s)(void *map, const void *key, const void *value, __u64 flags)", "map_update",
+           24, map_types=_ARRAYS, memory=4),
     Helper(3, "bpf_map_delete_elem", (_A.MAP, _A.KEY), Ret.SCALAR,
            "long (*%s)(void *map, const void *key)", "map_delete", 2, map_types=_ARRAYS),
     Helper(5, "bpf_ktime_get_ns", (), Ret.SCALAR, "__u64 (*%s)(void)", "ktime_get_ns", 4),
@@ -96,15 +96,19 @@ _ROWS: tuple[Helper, ...] = (
     Helper(133, "bpf_ringbuf_discard", (_A.RECORD, _A.SCALAR), Ret.VOID,
            "void (*%s)(void *data, __u64 flags)", "ringbuf_discard", 8, memory=2),
     Helper(134, "bpf_ringbuf_query", (_A.MAP, _A.SCALAR), Ret.SCALAR,
-           "__u64 (*%s)(void *ringbuf, __u64 flags)", "ringbuf_query", 8, map_types=_RING, memory=2),
+           "__u64 (*%s)(void *ringbuf, __u64 flags)", "ringbuf_query", 8, map_types=_RING,
+           memory=2),
     Helper(502, "bpf_get_globaltimer", (), Ret.SCALAR, "__u64 (*%s)(void)", "globaltimer", 2),
-    Helper(503, "bpf_get_block_idx", _XYZ, Ret.SCALAR, _XYZ_C, "block_idx", 6, maximum=0, uniform=True),
-    Helper(504, "bpf_get_block_dim", _XYZ, Ret.SCALAR, _XYZ_C, "block_dim", 6, maximum=0, uniform=True),
+    Helper(503, "bpf_get_block_idx", _XYZ, Ret.SCALAR, _XYZ_C, "block_idx", 6, maximum=0,
+           uniform=True),
+    Helper(504, "bpf_get_block_dim", _XYZ, Ret.SCALAR, _XYZ_C, "block_dim", 6, maximum=0,
+           uniform=True),
     Helper(505, "bpf_get_thread_idx", _XYZ, Ret.SCALAR, _XYZ_C, "thread_idx", 6, maximum=0),
     Helper(506, "bpf_gpu_membar", (), Ret.SCALAR, "__u64 (*%s)(void)", "membar_sys", 32, maximum=0),
     Helper(507, "bpf_cuda_exit", (), Ret.VOID, "__u64 (*%s)(void)", "", 1, control=True,
            missing="ending the calling thread needs --allow-control, which no target has yet"),
-    Helper(508, "bpf_get_grid_dim", _XYZ, Ret.SCALAR, _XYZ_C, "grid_dim", 6, maximum=0, uniform=True),
+    Helper(508, "bpf_get_grid_dim", _XYZ, Ret.SCALAR, _XYZ_C, "grid_dim", 6, maximum=0,
+           uniform=True),
     Helper(509, "bpf_get_sm_id", (), Ret.SCALAR, "__u64 (*%s)(void)", "sm_id", 2,
            maximum=0xFFFFFFFF, uniform=True),
     Helper(510, "bpf_get_warp_id", (), Ret.SCALAR, "__u64 (*%s)(void)", "warp_id", 2,

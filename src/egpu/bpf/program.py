@@ -47,7 +47,8 @@ class MapSpec:
     """A map as the object declares it; sizes in bytes.
 
     ``initial`` is the content of .rodata/.data (None: zero-filled); ``read_only`` means that
-    programs cannot write it.  ``key_type``/``value_type`` are BTF type ids in ``btf``, 0 if unknown.
+    programs cannot write it.  ``key_type``/``value_type`` are BTF type ids in ``btf``, 0 if
+    unknown.
     """
 
     name: str

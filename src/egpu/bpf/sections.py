@@ -104,6 +104,8 @@ def _forms() -> str:
 
 
 def _host(kind: AttachKind, rest: str, where: str, word: str) -> AttachPoint:
+    if not rest:
+        return AttachPoint(kind, "")  # libbpf: its place is given when it is attached
     library, colon, symbol = rest.rpartition(":")
     if not (colon and library and symbol):
         raise InputError(
