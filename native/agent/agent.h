@@ -132,6 +132,7 @@ struct arena {
     uint64_t snapshot_offset, snapshot_due;
     bool copying;      /* a snapshot is on its way */
     bool requested;    /* by the session */
+    bool complete;     /* the last waited-for snapshot was copied whole */
     uint32_t host_enabled; /* source of the enable word's copy */
     int files[2];          /* of the answer */
     void *packet;
@@ -215,6 +216,7 @@ struct arena *egpu_arenas(void);
 uint64_t egpu_arena_tick(uint64_t now);
 void egpu_snapshot_request(uint32_t request);
 void egpu_snapshot_now(struct arena *arena, uint64_t deadline, bool final);
+void egpu_snapshot_final(struct arena *arena);
 void egpu_enable_all(uint32_t enabled);
 void egpu_arena_close(struct arena *arena, bool context_alive);
 

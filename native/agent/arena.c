@@ -319,4 +319,5 @@ void egpu_arena_close(struct arena *arena, bool context_alive)
     if (context_alive && arena->host_address != 0)
         CALL(cuMemHostUnregister, arena->host);
     arena->address = arena->host_address = 0;
+    egpu_snapshot_final(arena);
 }

@@ -154,6 +154,13 @@ static bool finish_copy(struct arena *arena, uint64_t deadline)
     return done == 1;
 }
 
+/* Says that the snapshot just taken is the last of this arena, if it was copied whole. */
+void egpu_snapshot_final(struct arena *arena)
+{
+    if (arena->complete)
+        atomic_store((_Atomic uint32_t *)(void *)(arena->host + EGPU_HOST_CONTROL_AT_FINAL), 1);
+}
+
 /* A whole snapshot, waited for.  final: the process makes no other. */
 void egpu_snapshot_now(struct arena *arena, uint64_t deadline, bool final)
 {
@@ -161,10 +168,11 @@ void egpu_snapshot_now(struct arena *arena, uint64_t deadline, bool final)
     if (atomic_load(&arena->state) == ARENA_READY && alive(arena) &&
         (!arena->copying || finish_copy(arena, deadline)) && begin(arena) &&
         finish_copy(arena, deadline)) {
-        uint32_t yes = final;
+        arena->complete = true;
         if (final)
-            atomic_store((_Atomic uint32_t *)(void *)(arena->host + EGPU_HOST_CONTROL_AT_FINAL), yes);
+            egpu_snapshot_final(arena);
     } else if (atomic_load(&arena->state) == ARENA_READY) {
+        arena->complete = false;
         egpu_say("device %u: no last snapshot; counts are those of the snapshot before",
                  arena->device.ordinal);
     }
