@@ -1,0 +1,317 @@
+/* A workload of many scenes: agent_workload SCENE [NUMBER].  EGPU_TEST_BIND=dlsym or proc (default)
+ * says how it finds the driver.  It prints "done" when every call succeeded. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../agent/hooks.h"
+
+static void *driver;
+typedef CUresult (*get_type)(const char *, void **, int, uint64_t, int *);
+static get_type get_address;
+
+static void *get(const char *symbol, int version, uint64_t flags)
+{
+    const char *bind = getenv("EGPU_TEST_BIND");
+    void *found = NULL;
+    if (bind != NULL && strcmp(bind, "dlsym") == 0) {
+        static const char *const ends[] = {"_v2", ""};
+        char name[128];
+        for (int i = 0; found == NULL && i < 2; i++) {
+            snprintf(name, sizeof name, "%s%s%s", symbol, ends[i], flags & 2 ? "_ptsz" : "");
+            found = dlsym(driver, name);
+        }
+    } else if (get_address(symbol, &found, version, flags, NULL) != 0) {
+        found = NULL;
+    }
+    if (found == NULL) {
+        fprintf(stderr, "no %s\n", symbol);
+        exit(3);
+    }
+    return found;
+}
+
+#define FN(symbol, type) ((type)get(symbol, 13000, 0))
+#define CHECK(call)                                                                                \
+    do {                                                                                           \
+        CUresult result_ = (call);                                                                 \
+        if (result_ != 0) {                                                                        \
+            fprintf(stderr, "%s: error %d\n", #call, result_);                                     \
+            exit(2);                                                                               \
+        }                                                                                          \
+    } while (0)
+#define TYPED(symbol) ((egpu_type_##symbol *)get(#symbol, 13000, 0))
+#define TYPED_V2(symbol) ((egpu_type_##symbol##_v2 *)get(#symbol, 13000, 0))
+
+static const char image[] = ".version 8.0\n"
+                            "// entry plain params 2 regs 32 occ 8 max 1024 twin 0\n"
+                            "// entry none params 0 regs 16 occ 8 max 1024 twin 0\n"
+                            "// entry tight params 1 regs 64 occ 8 max 1024 twin 0\n"
+                            "// entry other params 1 regs 64 occ 8 max 1024 twin 0\n"
+                            "// global counter\n";
+static CUcontext context;
+static CUmodule module;
+static CUfunction f;
+static uint64_t a = 5, b = 6;
+static void *params[] = {&a, &b};
+static egpu_type_cuLaunchKernel *launch;
+
+static char *heap_image(void)
+{
+    return strdup(image);
+}
+
+static void begin(const char *kernel)
+{
+    CHECK(TYPED(cuInit)(0));
+    CHECK(FN("cuDevicePrimaryCtxRetain", CUresult(*)(CUcontext *, CUdevice))(&context, 0));
+    CHECK(TYPED(cuCtxSetCurrent)(context));
+    char *copy = heap_image();
+    CHECK(TYPED(cuModuleLoadData)(&module, copy));
+    memset(copy, 'x', strlen(copy)); /* the program may do what it likes with it */
+    free(copy);
+    CHECK(TYPED(cuModuleGetFunction)(&f, module, kernel));
+    launch = TYPED(cuLaunchKernel);
+}
+
+static void several(int number)
+{
+    for (int i = 0; i < number; i++)
+        CHECK(launch(f, 2, 1, 1, 64, 1, 1, 0, NULL, params, NULL));
+}
+
+static void plain(int number)
+{
+    begin("plain");
+    several(number);
+}
+
+static void slow(int number)
+{
+    begin("plain");
+    for (int i = 0; i < number; i++) {
+        several(1);
+        usleep(20000);
+    }
+}
+
+static void forms(int number)
+{
+    begin("plain");
+    size_t size = sizeof(uint64_t) * 2;
+    uint64_t buffer[2] = {7, 8};
+    void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, buffer, CU_LAUNCH_PARAM_BUFFER_SIZE, &size,
+                     CU_LAUNCH_PARAM_END};
+    CUlaunchAttribute attribute = {.id = 8};
+    CUlaunchConfig config = {2, 1, 1, 64, 1, 1, 0, NULL, &attribute, 1};
+    (void)number;
+    CHECK(launch(f, 2, 1, 1, 64, 1, 1, 0, NULL, NULL, extra));
+    CHECK(TYPED(cuLaunchKernelEx)(&config, f, params, NULL));
+    CHECK(TYPED(cuLaunchCooperativeKernel)(f, 2, 1, 1, 64, 1, 1, 0, NULL, params));
+    CHECK(((egpu_type_cuLaunchKernel *)get("cuLaunchKernel", 13000, 2))(f, 2, 1, 1, 64, 1, 1, 0,
+                                                                        NULL, params, NULL));
+    CHECK(TYPED(cuModuleGetFunction)(&f, module, "none"));
+    CHECK(launch(f, 2, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL));
+    CHECK(TYPED(cuLaunchGrid)(f, 1, 1));
+}
+
+static void kernels(int number)
+{
+    CUlibrary library;
+    CUkernel kernel;
+    begin("plain");
+    CHECK(TYPED(cuLibraryLoadData)(&library, image, NULL, NULL, 0, NULL, NULL, 0));
+    CHECK(TYPED(cuLibraryGetKernel)(&kernel, library, "plain"));
+    CHECK(TYPED(cuKernelSetAttribute)(CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, 65536, kernel, 0));
+    f = (CUfunction)kernel;
+    several(number);
+    CHECK(TYPED(cuKernelSetAttribute)(CU_FUNC_PREFERRED_SHARED_MEMORY_CARVEOUT, 50, kernel, 0));
+    several(1);
+}
+
+static void attributes(int number)
+{
+    begin("plain");
+    CHECK(TYPED(cuFuncSetAttribute)(f, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, 4096));
+    CHECK(TYPED(cuFuncSetCacheConfig)(f, 2));
+    several(number);
+}
+
+static void capture(int number)
+{
+    CUstream stream;
+    CUgraph graph;
+    CUgraphNode nodes[8];
+    size_t count;
+    CUDA_KERNEL_NODE_PARAMS_v2 p;
+    begin("plain");
+    CHECK(TYPED(cuStreamCreate)(&stream, 0));
+    CHECK(FN("cuStreamBeginCapture", CUresult(*)(CUstream, int))(stream, 0));
+    CHECK(launch(f, 2, 1, 1, 64, 1, 1, 0, stream, params, NULL));
+    CHECK(FN("cuStreamEndCapture", CUresult(*)(CUstream, CUgraph *))(stream, &graph));
+    CHECK(FN("cuGraphGetNodes", CUresult(*)(CUgraph, CUgraphNode *, size_t *))(graph, nodes,
+                                                                               &count));
+    CHECK(TYPED_V2(cuGraphKernelNodeGetParams)(nodes[0], &p));
+    if (p.base.func != f || *(uint64_t *)p.base.kernelParams[1] != 6)
+        exit(4); /* a program reads what it set */
+    a = 50;
+    p.base.kernelParams = params;
+    CHECK(TYPED_V2(cuGraphKernelNodeSetParams)(nodes[0], &p));
+    p.base.gridDimX = 3;
+    a = 70;
+    CHECK(TYPED_V2(cuGraphAddKernelNode)(&nodes[1], graph, NULL, 0, &p));
+    CHECK(TYPED_V2(cuGraphKernelNodeGetParams)(nodes[1], &p));
+    if (p.base.func != f || p.base.gridDimX != 3)
+        exit(4);
+    for (int i = 0; i < number; i++) {
+        CHECK(TYPED(cuGraphLaunch)((CUgraphExec)graph, stream));
+        usleep(20000);
+    }
+}
+
+static void tight(int number)
+{
+    begin("tight");
+    several(number);
+    for (int i = 0; i < number; i++)
+        CHECK(launch(f, 2, 1, 1, 512, 1, 1, 0, NULL, params, NULL));
+}
+
+static void *one_thread(void *number)
+{
+    CHECK(TYPED(cuCtxSetCurrent)(context));
+    several((int)(intptr_t)number);
+    return NULL;
+}
+
+static void threads(int number)
+{
+    pthread_t made[8];
+    begin("plain");
+    for (int i = 0; i < 8; i++)
+        pthread_create(&made[i], NULL, one_thread, (void *)(intptr_t)number);
+    for (int i = 0; i < 8; i++)
+        pthread_join(made[i], NULL);
+}
+
+static void reload(int number)
+{
+    begin("plain");
+    for (int i = 0; i < number; i++) {
+        several(1);
+        CHECK(TYPED(cuModuleUnload)(module));
+        CHECK(TYPED(cuModuleLoadData)(&module, image));
+        CHECK(TYPED(cuModuleGetFunction)(&f, module, "other"));
+        several(1);
+        CHECK(TYPED(cuModuleGetFunction)(&f, module, "plain"));
+    }
+}
+
+static void contexts(int number)
+{
+    CUresult (*create)(CUcontext *, unsigned, CUdevice) =
+        (CUresult(*)(CUcontext *, unsigned, CUdevice))get("cuCtxCreate", 3020, 0);
+    begin("plain");
+    for (int i = 0; i < number; i++) {
+        CUcontext made;
+        CHECK(create(&made, 0, 1));
+        CHECK(TYPED(cuModuleLoadData)(&module, image));
+        CHECK(TYPED(cuModuleGetFunction)(&f, module, "plain"));
+        several(2);
+        CHECK(((egpu_type_cuCtxDestroy *)get("cuCtxDestroy", 13000, 0))(made));
+    }
+}
+
+static void primary(int number)
+{
+    plain(number);
+    CHECK(((egpu_type_cuDevicePrimaryCtxRelease *)get("cuDevicePrimaryCtxRelease", 13000, 0))(0));
+    CHECK(FN("cuDevicePrimaryCtxRetain", CUresult(*)(CUcontext *, CUdevice))(&context, 0));
+    CHECK(TYPED(cuCtxSetCurrent)(context));
+    CHECK(TYPED(cuModuleLoadData)(&module, image));
+    CHECK(TYPED(cuModuleGetFunction)(&f, module, "plain"));
+    several(number);
+}
+
+static void forked(int number)
+{
+    plain(number);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        several(number); /* of no use on a real device, but it must not reach the session */
+        _exit(0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    if (status != 0)
+        exit(5);
+    child = vfork();
+    if (child == 0)
+        _exit(0);
+    waitpid(child, &status, 0);
+    several(number);
+}
+
+static void early_fork(int number)
+{
+    pid_t child = fork();
+    int status;
+    if (child == 0) {
+        plain(number);
+        exit(0);
+    }
+    waitpid(child, &status, 0);
+    if (status != 0)
+        exit(5);
+}
+
+static void leave(int number)
+{
+    plain(number);
+    puts("done");
+    fflush(stdout);
+    _exit(7);
+}
+
+static void closing(int number)
+{
+    plain(number);
+    for (int i = 3; i < 2000; i++)
+        if (i != STDERR_FILENO)
+            close(i);
+    CHECK(TYPED(cuModuleGetFunction)(&f, module, "tight"));
+    several(number);
+}
+
+static const struct {
+    const char *name;
+    void (*run)(int);
+} scenes[] = {{"plain", plain},       {"slow", slow},         {"forms", forms},
+              {"kernels", kernels},   {"attributes", attributes}, {"capture", capture},
+              {"tight", tight},       {"threads", threads},   {"reload", reload},
+              {"contexts", contexts}, {"primary", primary},   {"forked", forked},
+              {"early_fork", early_fork}, {"leave", leave},   {"closing", closing}};
+
+int main(int argc, char **argv)
+{
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (argc < 2 || driver == NULL)
+        return 1;
+    get_address = (get_type)(uintptr_t)dlsym(driver, "cuGetProcAddress_v2");
+    void *again = NULL;
+    /* as cudart does: the answer to its own name must see everything too */
+    if (get_address("cuGetProcAddress", &again, 12000, 0, NULL) == 0)
+        get_address = (get_type)(uintptr_t)again;
+    for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++)
+        if (strcmp(scenes[i].name, argv[1]) == 0) {
+            scenes[i].run(argc > 2 ? atoi(argv[2]) : 3);
+            puts("done");
+            return 0;
+        }
+    return 1;
+}

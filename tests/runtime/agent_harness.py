@@ -1,0 +1,199 @@
+"""Runs native/tests' workload on the stand-in driver, under the agent, with a broker of our own."""
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+from egpu.agent import ArenaSetup, Refused, Server, Twin, Unmatched, launch
+from egpu.agent.channel import memory_file
+from egpu.maps import RingTable
+from egpu.maps import layout as maps
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICE_SIZE = 8192
+SLOTS = 4
+READERS = 4096
+SNAPSHOT = 8192
+HOST_SIZE = SNAPSHOT + DEVICE_SIZE
+
+
+def build(kind):
+    """Builds agent, stand-in driver and workload; gives the build folder."""
+    folder = ROOT / "build" / f"agent-{kind}"
+    options = ["-DEGPU_TESTS=ON", f"-DEGPU_SANITIZE={'ON' if kind == 'sanitized' else 'OFF'}"]
+    ninja = ["-G", "Ninja"] if shutil.which("ninja") else []
+    source = str(ROOT / "native")
+    targets = ["egpu_agent", "egpu_mock_cuda", "agent_workload", "agent_linked", "agent_bench"]
+    for command in (
+        ["cmake", "-S", source, "-B", str(folder), *ninja, *options],
+        ["cmake", "--build", str(folder), "--target", *targets],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+class Broker:
+    """Gives twins of kernels by name: text of the twin's entry line, Refused, or nothing."""
+
+    def __init__(self, twins=None, rings=(), chunks=(), delay=0.0):
+        self.twins = twins if twins is not None else {"plain": {}}
+        self.rings = rings
+        self.chunks = chunks
+        self.delay = delay
+        self.seen = []
+        self.images = []
+        self.started = []
+        self.ended = []
+        self.hosts = []
+
+    def process_started(self, pid, command):
+        self.started.append((pid, command))
+
+    def process_ended(self, pid):
+        self.ended.append(pid)
+
+    def open_device(self, pid, device):
+        file = memory_file("host", HOST_SIZE)
+        control = {
+            "magic": maps.HOST_MAGIC,
+            "version": maps.LAYOUT_VERSION,
+            "sm_slots": SLOTS,
+            "size": HOST_SIZE,
+            "snapshot": SNAPSHOT,
+            "snapshot_size": DEVICE_SIZE,
+        }
+        for name, value in control.items():
+            offset, size = maps.HOST_CONTROL[name]
+            os.pwrite(file, value.to_bytes(size, "little"), offset)
+        self.hosts.append((pid, device, file))
+        return ArenaSetup(
+            device_size=DEVICE_SIZE,
+            host_fd=file,
+            host_size=HOST_SIZE,
+            sm_slots=SLOTS,
+            chunks=self.chunks,
+            rings=self.rings,
+        )
+
+    def resolve(self, seen):
+        self.seen.append(seen)
+        answer = self.twins.get(seen.kernel)
+        if answer is None:
+            return Unmatched()
+        if isinstance(answer, Refused):
+            return answer
+        self.images.append(seen.image())
+        return twin_of(seen.kernel, **answer)
+
+    # what the workload's maps hold, from the last snapshot
+
+    def word(self, index, offset, size=8):
+        return int.from_bytes(os.pread(self.hosts[index][2], size, offset), "little")
+
+    def counted(self, index=0):
+        return self.word(index, SNAPSHOT + 4096)
+
+    def control(self, name, index=0):
+        offset, size = maps.HOST_CONTROL[name]
+        return self.word(index, offset, size)
+
+    def close(self):
+        for _, _, file in self.hosts:
+            os.close(file)
+
+
+PARAMETERS = {"plain": 2, "none": 0, "tight": 1, "other": 1}
+
+
+def twin_of(kernel, *, regs=40, occ=8, limit=1024, extra="", image=None, **more):
+    parameters = PARAMETERS[kernel]
+    text = (
+        f".version 8.0\n// entry {kernel} params {parameters} regs {regs} occ {occ} "
+        f"max {limit} twin 1\n{extra}"
+    )
+    return Twin(
+        image=text.encode() if image is None else image,
+        hidden_offset=8 * parameters,
+        parameters=parameters,
+        kernel_id=more.pop("kernel_id", 7),
+        **more,
+    )
+
+
+class Result:
+    def __init__(self, process, out, err, log, pid):
+        self.returncode = process.returncode
+        self.out = out
+        self.err = err
+        self.pid = pid
+        self.calls = [line.split(" ", 1)[1] for line in log.splitlines()]
+
+    def of(self, word):
+        return [call for call in self.calls if call.startswith(word)]
+
+    @property
+    def complaints(self):
+        return [line for line in self.err.splitlines() if line.startswith("egpu:")]
+
+
+class Bench:
+    """One build, one temporary folder: starts servers and workloads."""
+
+    def __init__(self, folder, tmp):
+        self.folder = folder
+        self.tmp = tmp
+        self.log = tmp / "log"
+
+    @property
+    def agent(self):
+        return self.folder / "agent" / "libegpu_agent.so"
+
+    def environment(self, **more):
+        return {
+            "LD_LIBRARY_PATH": str(self.folder / "tests" / "mock"),
+            "MOCK_LOG": str(self.log),
+            # The agent's leaks are on purpose (readers without locks); libasan comes second.
+            "ASAN_OPTIONS": "verify_asan_link_order=0:detect_leaks=0:abort_on_error=1",
+            "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+            **more,
+        }
+
+    def command(self, *scene, program="agent_workload"):
+        return [str(self.folder / "tests" / program), *map(str, scene)]
+
+    def server(self, broker, **options):
+        return Server(self.tmp / "run", broker, **options)
+
+    def start(self, socket, *scene, command=None, follow=True, **env):
+        return launch(
+            command or self.command(*scene),
+            socket,
+            environment=self.environment(**env),
+            follow=follow,
+            library=self.agent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def finish(self, process, timeout=60):
+        out, err = process.communicate(timeout=timeout)
+        log = self.log.read_text() if self.log.exists() else ""
+        sys.stderr.write(err.decode())
+        return Result(process, out.decode(), err.decode(), log, process.pid)
+
+    def run(self, server, *scene, **more):
+        result = self.finish(self.start(server.socket_path, *scene, **more))
+        assert server.drain()
+        return result
+
+
+def ring_table():
+    return (RingTable(control=1024, readers=READERS, slots=SLOTS),)
+
+
+def pack(*words):
+    return struct.pack(f"<{len(words)}Q", *words)

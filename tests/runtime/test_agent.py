@@ -1,0 +1,592 @@
+"""The agent in real processes, on a stand-in driver that records calls."""
+
+import os
+import signal
+import subprocess
+import time
+
+import agent_harness as harness
+import pytest
+
+from egpu.agent import Reason, Refused
+
+
+@pytest.fixture(scope="module", params=["plain", "sanitized"])
+def folder(request):
+    return harness.build(request.param)
+
+
+@pytest.fixture
+def bench(folder, tmp_path):
+    return harness.Bench(folder, tmp_path)
+
+
+def broker_of(request, **options):
+    made = harness.Broker(**options)
+    request.addfinalizer(made.close)
+    return made
+
+
+@pytest.fixture
+def broker(request):
+    return broker_of(request)
+
+
+def only(server):
+    (row,) = server.stats()
+    return row
+
+
+@pytest.mark.parametrize("bind", ["proc", "dlsym"])
+def test_launches_become_twins(bench, broker, bind):
+    with bench.server(broker) as server:
+        result = bench.run(server, "plain", 5, EGPU_TEST_BIND=bind)
+        row = only(server)
+    assert (result.returncode, result.out, result.complaints) == (0, "done\n", [])
+    assert len(result.of("launch plain twin threads 128")) == 5
+    assert result.of("launch plain original") == []
+    assert all(call.endswith("values 5 6") for call in result.of("launch plain"))
+    assert (row.seen, row.probed, row.threads_probed, row.blocks_probed) == (5, 5, 640, 10)
+    assert (row.kernel_id, row.registers_before, row.registers_after) == (7, 32, 40)
+    assert [image.rstrip(b"\0")[:12] for image in broker.images] == [b".version 8.0"]
+    assert broker.images[0].count(b"// entry") == 4  # although the program has overwritten it
+    assert broker.started[0][0] == result.pid
+    assert "agent_workload plain 5" in broker.started[0][1]
+
+
+def test_counts_are_exact_at_exit_without_synchronise(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "plain", 9)
+        assert result.returncode == 0
+        assert broker.counted() == 9 * 128
+        assert (broker.control("final"), broker.control("sequence") % 2) == (1, 0)
+        assert broker.control("snapshot_time") > 0
+
+
+def test_linked_program(bench, broker):
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, command=bench.command(program="agent_linked"))
+        result = bench.finish(process)
+        assert server.drain()
+        assert (result.returncode, only(server).probed) == (0, 3)
+    assert len(result.of("launch plain twin")) == 3
+    # The image lies in the program's file: by reference, not copied.
+    assert broker.seen[0].source.endswith("agent_linked")
+    assert b"// entry plain" in broker.images[0]
+
+
+def test_every_form_of_launch(bench, request):
+    broker = broker_of(request, twins={"plain": {}, "none": {"kernel_id": 8}})
+    with bench.server(broker) as server:
+        result = bench.run(server, "forms")
+        rows = {row.name: row for row in server.stats()}
+        every = server.processes()[0].kernels[0]
+    assert result.returncode == 0
+    twins = [call for call in result.calls if " twin threads" in call]
+    assert [call.split(" ")[0] for call in twins] == [
+        "launch",
+        "launch-ex-1",
+        "launch-cooperative",
+        "launch-ptsz",
+        "launch",
+    ]
+    assert twins[0].endswith("values 7 8")
+    assert len({call.split(" id ")[1].split(" ")[0] for call in twins}) == 5
+    assert (rows["plain"].probed, rows["none"].probed) == (4, 1)
+    assert (every.kernel, every.not_probed) == ("", {Reason.FORM: 1})
+
+
+def test_kernel_handles_and_their_attributes(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "kernels", 3)
+        assert (result.returncode, only(server).probed) == (0, 4)
+    twin = result.of("attribute plain twin 1")
+    assert "attribute plain twin 1: 8 = 65536" in twin  # replayed when it was built
+    assert twin[-1] == "attribute plain twin 1: 9 = 50"  # set later: reaches the twin that is there
+
+
+def test_attributes_set_before_the_twin(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "attributes", 1)
+    assert "attribute plain twin 1: 8 = 4096" in result.calls
+    assert result.of("cache plain twin 1") == ["cache plain twin 1: 2"]
+
+
+def test_unmatched_kernel_is_asked_for_once(bench, request):
+    broker = broker_of(request, twins={})
+    with bench.server(broker) as server:
+        result = bench.run(server, "plain", 50)
+        (kernel,) = server.processes()[0].kernels
+        assert server.stats() == ()
+    assert (result.returncode, len(broker.seen), broker.hosts) == (0, 1, [])
+    assert (kernel.launches, kernel.threads, kernel.not_probed) == (
+        50,
+        50 * 128,
+        {Reason.UNMATCHED: 50},
+    )
+
+
+def test_refused_kernel_runs_and_says_why(bench, request):
+    broker = broker_of(request, twins={"plain": Refused("it has no PTX")})
+    with bench.server(broker) as server:
+        result = bench.run(server, "plain", 4)
+        row = only(server)
+    assert (result.returncode, len(result.of("launch plain original"))) == (0, 4)
+    assert (row.probed, row.refusals) == (0, ("it has no PTX",))
+    assert list(row.not_probed.values()) == [4]
+
+
+def test_occupancy_rule(bench, request):
+    broker = broker_of(request, twins={"tight": {"occ": 6}})
+    with bench.server(broker) as server:
+        result = bench.run(server, "tight", 2)
+        row = only(server)
+    assert (result.returncode, row.probed, row.seen) == (0, 0, 4)
+    assert row.not_probed == {"twin has fewer resident blocks": 4}
+    allowed = broker_of(request, twins={"tight": {"occ": 6, "allow_occupancy_loss": True}})
+    with bench.server(allowed) as server:
+        bench.run(server, "tight", 2)
+        assert only(server).probed == 4
+
+
+def test_shape_that_does_not_fit(bench, request):
+    broker = broker_of(request, twins={"tight": {"limit": 256}})
+    with bench.server(broker) as server:
+        result = bench.run(server, "tight", 3)
+        row = only(server)
+    assert (result.returncode, row.probed, row.seen) == (0, 3, 6)
+    assert row.not_probed == {"twin does not fit this launch": 3}
+
+
+def test_capture_is_kept_whole_and_reads_back(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "capture", 2)
+        row = only(server)
+        process = server.processes()[0]
+    assert (result.returncode, result.out) == (0, "done\n")  # exits 4 if it reads a twin's handle
+    # Building and allocating happened during the capture, in relaxed mode.
+    assert "load module mode 2 captures 1" in result.calls
+    assert result.of("alloc") == ["alloc 8192 mode 2 captures 1"]
+    replays = result.of("replay plain twin")
+    assert len(replays) == 4
+    assert all(" flags 1000001 " in call for call in replays)
+    assert [call.split("values ")[1] for call in replays[:2]] == ["50 6", "70 6"]
+    assert (row.seen, row.captured, row.captured_probed) == (0, 2, 2)
+    assert (process.graph_launches, process.graph_nodes) == (2, 1)
+    assert broker.counted() == 2 * (128 + 192)
+
+
+def test_detach_stops_twins_and_captured_nodes(bench, broker):
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, "capture", 40)
+        wait_for(lambda: bench.log.exists() and "replay" in bench.log.read_text())
+        server.detach()
+        result = bench.finish(process)
+    replays = result.of("replay plain twin")
+    assert result.returncode == 0
+    assert " off 0 " in replays[0]
+    assert " off 1 " in replays[-1]
+
+
+def test_detach_and_late_link(bench, broker):
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, "slow", 100)
+        wait_for(lambda: sum(row.probed for row in server.stats()) > 3)
+        server.detach()
+        wait_for(lambda: "detached" in only(server).not_probed)
+        before = only(server).probed
+        server.set_epoch(twin_wait_s=5)
+        wait_for(lambda: only(server).probed > before + 3)
+        result = bench.finish(process)
+        assert server.drain()
+        row = only(server)
+    assert (result.returncode, row.seen) == (0, 100)
+    assert row.probed + sum(row.not_probed.values()) == 100
+    assert len(broker.seen) == 2
+
+
+def test_late_link_makes_unmatched_kernel_ask_again(bench, request):
+    broker = broker_of(request, twins={})
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, "slow", 60)
+        wait_for(lambda: broker.seen)
+        broker.twins["plain"] = {}
+        server.set_epoch()
+        result = bench.finish(process)
+        assert server.drain()
+        row = only(server)
+    assert result.returncode == 0
+    assert row.probed > 0
+    assert row.seen == 60
+
+
+def test_a_launch_waits_only_so_long(bench, request):
+    broker = broker_of(request)
+    broker.resolve = slowly(broker.resolve, 0.5)
+    with bench.server(broker, twin_wait_s=0) as server:
+        result = bench.run(server, "slow", 60)
+        row = only(server)
+    assert (result.returncode, row.seen) == (0, 60)
+    assert row.not_probed["twin not ready in time"] > 5
+    assert row.probed > 5
+    assert row.probed + row.not_probed["twin not ready in time"] == 60
+
+
+def test_a_launch_waits_for_a_slow_session(bench, request):
+    broker = broker_of(request)
+    broker.resolve = slowly(broker.resolve, 0.5)
+    with bench.server(broker, twin_wait_s=20) as server:
+        result = bench.run(server, "plain", 3)
+        assert (result.returncode, only(server).probed) == (0, 3)
+
+
+def test_many_threads(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "threads", 500)
+        row = only(server)
+    assert (result.returncode, row.seen, row.probed) == (0, 4000, 4000)
+    assert len(broker.seen) == 1
+    assert broker.counted() == 4000 * 128
+
+
+def test_unload_and_reuse(bench, request):
+    broker = broker_of(request, twins={"plain": {}, "other": {}})
+    with bench.server(broker) as server:
+        result = bench.run(server, "reload", 10)
+        rows = {row.name: row for row in server.stats()}
+    assert result.returncode == 0
+    assert (rows["plain"].probed, rows["other"].probed) == (10, 10)
+    assert broker.counted() == 20 * 128
+
+
+def test_contexts_that_end(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "contexts", 3)
+        assert (result.returncode, only(server).probed) == (0, 6)
+    assert [device.ordinal for _, device, _ in broker.hosts] == [1, 1, 1]
+    assert [broker.counted(i) for i in range(3)] == [256] * 3
+
+
+def test_primary_context_that_ends(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "primary", 4)
+        assert (result.returncode, only(server).probed) == (0, 8)
+    assert [broker.counted(i) for i in range(2)] == [512, 512]
+
+
+def test_globals_of_the_original(bench, request):
+    shared = {"extra": "// global __egpu_globals\n", "globals_table": "__egpu_globals"}
+    broker = broker_of(request, twins={"plain": {**shared, "globals": ("counter",)}})
+    with bench.server(broker) as server:
+        result = bench.run(server, "plain", 2)
+        assert (result.returncode, only(server).probed) == (0, 2)
+    lost = broker_of(request, twins={"plain": {**shared, "globals": ("$str",)}})
+    with bench.server(lost) as server:
+        result = bench.run(server, "plain", 2)
+        row = only(server)
+    assert (result.returncode, row.probed) == (0, 0)
+    assert "variable $str" in row.refusals[0]
+
+
+def test_ring_positions_and_initial_contents(bench, request):
+    broker = broker_of(request, rings=harness.ring_table(), chunks=((2048, b"hello"),))
+    with bench.server(broker, snapshot_period_s=0) as server:
+        process = bench.start(server.socket_path, "slow", 100)
+        wait_for(lambda: broker.hosts)
+        for slot in range(harness.SLOTS):
+            offset = harness.READERS + slot * 64
+            os.pwrite(broker.hosts[0][2], harness.pack(1000 + slot), offset)
+        wait_for(lambda: only_or_none(server))
+        time.sleep(0.05)
+        assert server.snapshot()
+        device = os.pread(broker.hosts[0][2], harness.DEVICE_SIZE, harness.SNAPSHOT)
+        result = bench.finish(process)
+    assert result.returncode == 0
+    assert device[2048:2053] == b"hello"
+    for slot in range(harness.SLOTS):
+        assert device[1024 + slot * 128 + 8 :][:8] == harness.pack(1000 + slot)
+    assert device[:8] == b"EGPUARNA"
+    assert int.from_bytes(device[24:28], "little") == result.pid
+
+
+def test_fork_and_vfork(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "forked", 4)
+        row = only(server)
+    assert (result.returncode, result.complaints) == (0, [])
+    assert (row.seen, row.probed) == (8, 8)  # the child's launches reach nobody
+    assert len(result.of("launch plain original")) == 4
+    assert len(broker.started) == 1
+
+
+def test_fork_before_cuinit(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "early_fork", 4)
+        assert (result.returncode, only(server).probed) == (0, 4)
+    assert broker.started[0][0] != result.pid
+
+
+@pytest.mark.parametrize("how", ["sh", "exec", "python"])
+def test_follows_exec_and_children(bench, broker, how):
+    program = " ".join(bench.command("plain", 3))
+    command = {
+        "sh": ["sh", "-c", f"true; {program}; true"],
+        "exec": ["sh", "-c", f"exec {program}"],
+        "python": [
+            "python3",
+            "-c",
+            f"import subprocess, sys; sys.exit(subprocess.call({program!r}, shell=True))",
+        ],
+    }[how]
+    if how == "python" and "sanitized" in str(bench.folder):
+        pytest.skip("an interpreter without sanitizer cannot load a library with it")
+    if "sanitized" in str(bench.folder):
+        pytest.skip("a shell without sanitizer cannot load a library with it")
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, command=command)
+        result = bench.finish(process)
+        assert server.drain()
+        assert (result.returncode, only(server).probed) == (0, 3)
+    assert result.complaints == []
+
+
+@pytest.mark.parametrize(("inner", "probed"), [("exec", 3), ("", 0)])
+def test_no_follow(bench, broker, inner, probed):
+    if "sanitized" in str(bench.folder):
+        pytest.skip("a shell without sanitizer cannot load a library with it")
+    program = " ".join(bench.command("plain", 3))
+    command = ["sh", "-c", f"{inner} {program}" if inner else f"{program}; true"]
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, command=command, follow=False)
+        result = bench.finish(process)
+        assert server.drain()
+        assert result.returncode == 0
+        assert sum(row.probed for row in server.stats()) == probed
+
+
+def test_exit_without_handlers(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "leave", 6)
+    assert (result.returncode, result.out) == (7, "done\n")
+    assert (broker.counted(), broker.control("final")) == (6 * 128, 1)
+
+
+def test_program_that_closes_every_descriptor(bench, broker):
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, "closing", 3)
+        result = bench.finish(process)
+    assert (result.returncode, result.out) == (0, "done\n")
+    assert len(result.of("launch plain twin")) == 3
+    assert len(result.of("launch tight original")) == 3
+    assert len(result.complaints) == 1
+
+
+def test_device_that_never_finishes(bench, broker):
+    with bench.server(broker, exit_wait_s=0.3) as server:
+        process = bench.start(server.socket_path, "plain", 3, MOCK_HANG="30")
+        started = time.monotonic()
+        result = bench.finish(process)
+        assert time.monotonic() - started < 20
+    assert (result.returncode, result.out) == (0, "done\n")
+    assert result.complaints == [
+        "egpu: the device did not finish in 300 ms; counts are those of the last snapshot"
+    ]
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+def check_unprobed(result, words, launches=3):
+    assert (result.returncode, result.out) == (0, "done\n")
+    assert len(result.of("launch plain original")) == launches
+    assert len(result.complaints) == 1
+    assert words in result.complaints[0]
+
+
+def test_no_session(bench, tmp_path):
+    process = bench.start(tmp_path / "nobody", "plain")
+    check_unprobed(bench.finish(process), "no session at")
+
+
+def test_socket_not_named(bench):
+    environment = {**os.environ, **bench.environment(LD_PRELOAD=str(bench.agent))}
+    environment.pop("EGPU_SOCKET", None)
+    process = subprocess.Popen(
+        bench.command("plain"),
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    check_unprobed(bench.finish(process), "EGPU_SOCKET is not set")
+
+
+def test_other_protocol_version(bench, broker, monkeypatch):
+    monkeypatch.setattr("egpu.agent.protocol.WIRE_VERSION", 99)
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, "plain")
+        result = bench.finish(process)
+        assert "speaks protocol 1" in server.problems[0]
+    check_unprobed(result, "the session speaks protocol 99, this agent 1")
+
+
+def test_other_layout_version(bench, broker, monkeypatch):
+    monkeypatch.setattr("egpu.agent.server.LAYOUT_VERSION", 9)
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, "plain")
+        result = bench.finish(process)
+    check_unprobed(result, "agent has arena layout 1, the session 9")
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (b"\x7fELF" + bytes(60), "malformed"),
+        (b"\x7fELF\x02\x01\x01" + bytes(33) + b"\xff" * 24, "malformed"),
+        (b"nonsense", "malformed"),
+        (b".version 8.0 broken", "does not load"),
+        (b".version 8.0\n", "has no kernel"),
+    ],
+)
+def test_malformed_twin(bench, request, image, words):
+    broker = broker_of(request, twins={"plain": {"image": image}})
+    with bench.server(broker) as server:
+        result = bench.run(server, "plain")
+        assert words in only(server).refusals[0]
+    check_unprobed(result, words)
+
+
+def test_out_of_device_memory(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "plain", MOCK_FAIL="cuMemAlloc_v2")
+        row = only(server)
+    check_unprobed(result, "out of device memory")
+    assert row.not_probed == {"no map memory": 3}
+
+
+def test_host_memory_cannot_be_pinned(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "plain", MOCK_FAIL="cuMemHostRegister_v2")
+    check_unprobed(result, "cannot be pinned")
+
+
+def test_session_has_no_memory(bench, broker, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    with bench.server(broker) as server:
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+        result = bench.run(server, "plain")
+    check_unprobed(result, "no memory for")
+
+
+def test_image_cannot_be_copied(bench, broker):
+    # No file may grow: a careless write would kill the workload with SIGXFSZ.
+    limited = ["prlimit", "--fsize=100", *bench.command("plain")]
+    if "sanitized" in str(bench.folder):
+        pytest.skip("prlimit without sanitizer cannot load a library with it")
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, command=limited, MOCK_LOG="/dev/null")
+        result = bench.finish(process)
+        assert server.drain()
+        assert "did not see" in only(server).refusals[0]
+    assert (result.returncode, result.out) == (0, "done\n")
+    assert "cannot copy an image" in result.complaints[0]
+
+
+def test_driver_that_does_not_start(bench, broker):
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, "plain", MOCK_FAIL="cuInit")
+        result = bench.finish(process)
+    assert (result.returncode, result.complaints, broker.started) == (2, [], [])
+
+
+SESSION = """
+import sys, time
+sys.path[:0] = {paths!r}
+import agent_harness
+from pathlib import Path
+broker = agent_harness.Broker()
+server = agent_harness.Server(Path({folder!r}), broker)
+print(server.socket_path, flush=True)
+time.sleep(100)
+"""
+
+
+def test_session_killed(bench):
+    paths = [str(harness.ROOT / "src"), str(harness.ROOT / "tests" / "runtime")]
+    script = SESSION.format(paths=paths, folder=str(bench.tmp / "run"))
+    session = subprocess.Popen(
+        [str(os.sys.executable), "-c", script], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        path = session.stdout.readline().strip()
+        process = bench.start(path, "slow", 60)
+        wait_for(lambda: bench.log.exists() and "twin threads" in bench.log.read_text())
+    finally:
+        session.send_signal(signal.SIGKILL)
+        session.wait()
+        session.stdout.close()
+    result = bench.finish(process)
+    assert (result.returncode, result.out) == (0, "done\n")
+    assert result.complaints == ["egpu: the session is gone; the rest runs unprobed"]
+    launches = result.of("launch plain")
+    assert len(launches) == 60
+    assert " twin " in launches[0]
+    assert " original " in launches[-1]
+
+
+def test_workload_killed(bench, broker):
+    with bench.server(broker, snapshot_period_s=0.05) as server:
+        process = bench.start(server.socket_path, "slow", 500)
+        wait_for(lambda: broker.hosts and broker.control("snapshot_time"))
+        process.kill()
+        result = bench.finish(process)
+        assert server.drain()
+        row = only(server)
+    assert result.returncode == -signal.SIGKILL
+    assert broker.control("final") == 0
+    assert row.probed == len(result.of("launch plain twin"))
+
+
+# ---------------------------------------------------------------------- cost
+
+
+def test_bench_program_runs(bench, request):
+    broker = broker_of(request, twins={})
+    alone = subprocess.run(
+        bench.command(1000, program="agent_bench"),
+        env={**os.environ, **bench.environment(MOCK_LOG="/dev/null")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    with bench.server(broker) as server:
+        process = bench.start(
+            server.socket_path,
+            command=bench.command(1000, program="agent_bench"),
+            MOCK_LOG="/dev/null",
+        )
+        result = bench.finish(process)
+        assert server.drain()
+        assert server.processes()[0].kernels[0].launches == 1001
+    assert alone.stdout.startswith("ns_per_launch")
+    assert result.out.startswith("ns_per_launch")
+
+
+def slowly(function, seconds):
+    def run(*arguments):
+        time.sleep(seconds)
+        return function(*arguments)
+
+    return run
+
+
+def only_or_none(server):
+    return server.stats()
+
+
+def wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
