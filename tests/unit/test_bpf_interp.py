@@ -79,6 +79,26 @@ def test_unknown_and_refused_helpers():
         run(program("call 507\nexit"))
 
 
+@pytest.mark.parametrize(
+    ("insn", "feature"),
+    [
+        (Insn(0x8D, 1), "callx"),
+        (Insn(0x0D, 1), "gotox"),
+        (Insn(0xE5, off=1), "may_goto"),
+        (Insn(0x30, imm=2), "legacy packet access"),
+        (Insn(0x40, 0, 1), "legacy packet access"),
+        (Insn(0xBF, 1, 1, 1, 1), "arena cast"),
+        (Insn(0xDB, 1, 1, 0, 0x100), "load-acquire"),
+        (Insn(0xDB, 1, 1, 0, 0x110), "store-release"),
+        (Insn(0x85, src=2, imm=1), "kfunc"),
+    ],
+)
+def test_refused_by_name_even_where_not_reached(insn, feature):
+    code = (*assemble("mov %r0, 0\nexit"), insn, Insn(0x95))
+    with pytest.raises(UnsupportedError, match=f"{feature}.*insn 2"):
+        run(program_from_code(code, "p"))
+
+
 def test_own_helpers_replace_the_table():
     seen = []
     bodies = {9: lambda machine, args: seen.append(args) or -1}

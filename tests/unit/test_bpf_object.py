@@ -372,6 +372,10 @@ BAD = {
         "compile with -g",
         ("-g0",),
     ),
+    "static program": (
+        'SEC("kprobe/k") static int p(void *ctx) { return 0; }',
+        "program 'p' is static",
+    ),
     "section": ('SEC("kprobe/") int p(void *ctx) { return 0; }', "names no kernel"),
 }
 

@@ -141,6 +141,10 @@ class Linker:
         functions = tuple(self._function(key, starts[key]) for key in order)
         return Linked(tuple(code), functions, lines)
 
+    def is_linked(self, function: CodeFunction) -> bool:
+        """Whether any program linked so far holds ``function``."""
+        return (function.section, function.start) in self._resolved
+
     def _count(self, main: CodeFunction, size: int, length: int) -> None:
         self._linked += length
         if size + length > MAX_SLOTS or self._linked > _MAX_LINKED:

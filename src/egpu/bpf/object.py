@@ -40,6 +40,7 @@ def read_object(data: bytes, name: str) -> Object:
                 f"two programs are called {function.name!r}", where=_where(elf, section)
             )
         programs[function.name] = _program(elf, linker, function, maps.specs, license)
+    _check_static(elf, linker)
     return Object(name, tuple(programs.values()), maps.specs, license, btf)
 
 
@@ -62,6 +63,18 @@ def _program(
         lines=linked.lines,
         license=license,
     )
+
+
+def _check_static(elf: Elf, linker: Linker) -> None:
+    """A static function in a program section that nothing calls was meant to be a program."""
+    for function in linker.functions.values():
+        section = elf.sections[function.section]
+        if function.is_static and section.name != _SUBPROGRAMS and not linker.is_linked(function):
+            raise InputError(
+                f"program {function.name!r} is static",
+                where=_where(elf, section),
+                hint="remove 'static'",
+            )
 
 
 def _where(elf: Elf, section: Section) -> str:
