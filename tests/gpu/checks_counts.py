@@ -17,16 +17,13 @@ from observing import (
     rows_by_name,
 )
 
-# Nodes that a program adds by hand may be left unprobed with a reason; captured ones may not.
-HAND_MADE_NODES = ("noded",)
 
-
-def both(argv: Sequence[str], *, accounted: Sequence[str] = (), **options: str) -> str:
+def both(argv: Sequence[str]) -> str:
     """The common case: run plainly, run probed, compare, count."""
     unprobed = plain(argv)
-    run = probed(argv, **options)
+    run = probed(argv)
     require_same(unprobed, run)
-    launches = require_totals(run, accounted=accounted)
+    launches = require_totals(run)
     return f"{launches} launches, {len(run.last['kernels'])} kernels exact"
 
 
@@ -46,7 +43,7 @@ def runtime_shared(built: Built) -> str:
 
 def driver_program(built: Built) -> str:
     """A driver-API program that loads PTX text."""
-    return both([built.program("driver"), built.driver_ptx], accounted=HAND_MADE_NODES)
+    return both([built.program("driver"), built.driver_ptx])
 
 
 def python_program(built: Built) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from building import ROOT
+
 from egpu.bpf.demangle import demangle
 
 REPORT_START = re.compile(r"^\{$", re.MULTILINE)  # egpu's JSON is indented, the workloads' is not
@@ -96,11 +97,8 @@ def rows_by_name(report: Mapping | None, errors: str = "") -> dict[str, Mapping]
     return {row["name"]: row for row in report["kernels"]}
 
 
-def require_totals(run: Observed, *, accounted: Sequence[str] = ()) -> int:
-    """Every kernel's threads, blocks and exits are exact; gives the number of launches.
-
-    Kernels named in ``accounted`` may be left unprobed with a reason, in part or whole.
-    """
+def require_totals(run: Observed) -> int:
+    """Every kernel's threads, blocks and exits are exact; gives the number of launches."""
     rows = rows_by_name(run.report, run.errors)
     wrong, launches = [], 0
     for kernel, totals in run.last["kernels"].items():
@@ -108,10 +106,6 @@ def require_totals(run: Observed, *, accounted: Sequence[str] = ()) -> int:
         row = rows.pop(demangle(kernel), None)
         if row is None:
             wrong.append(f"{kernel}: not in the report")
-            continue
-        if kernel in accounted and row["not_probed"]:
-            if row["threads"] > totals["threads"]:
-                wrong.append(f"{kernel}: counted more than ran")
             continue
         for key, expected in (
             ("threads", totals["threads"]),
@@ -127,6 +121,7 @@ def require_totals(run: Observed, *, accounted: Sequence[str] = ()) -> int:
     wrong += [f"{name}: counted, but not launched" for name, row in rows.items() if row["threads"]]
     require(not wrong, "\n  ".join(["totals:", *wrong]))
     require(run.report["overflow_threads"] == 0, "kernels without room in the map")
+    require(not run.report["partial"], f"marked as partial: {run.report['snapshot']}")
     return launches
 
 
