@@ -161,18 +161,19 @@ def _extract(type: ScalarType) -> Callable[..., Array]:
         count = length & np.uint32(255)
         body = _shift_right(a, start, TYPES[f"u{bits}"])
         one = type.raw.type(1)
+        # the part of the field that lies past the operand is sign, too
+        inside = np.minimum(count, np.uint32(bits) - np.minimum(start, np.uint32(bits)))
         mask = np.where(
-            count >= bits, ~type.raw.type(0), _shift_left(np.array([one]), count) - one
+            inside >= bits, ~type.raw.type(0), _shift_left(np.array([one]), inside) - one
         ).astype(type.raw)
-        result = body & mask
+        result: Array = body & mask
         if not _signed(type):
-            body_value: Array = np.where(count == 0, type.raw.type(0), result)
-            return body_value
+            return result  # an empty field is 0 already
         last = np.minimum(start + count - np.uint32(1), np.uint32(bits - 1))
         sign = _shift_right(a, last, TYPES[f"u{bits}"]) & one
         sign = np.where(count == 0, type.raw.type(0), sign)
-        body_value: Array = np.where(sign != 0, result | ~mask, result)
-        return body_value
+        extended: Array = np.where(sign != 0, result | ~mask, result)
+        return extended
 
     return function
 
