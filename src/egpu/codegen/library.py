@@ -9,7 +9,7 @@ import functools
 import re
 
 from egpu.codegen.library_ring import RING_FUNCTIONS
-from egpu.codegen.primitives import ATTRIBUTES, DECLARATIONS, PRIMITIVES
+from egpu.codegen.primitives import ATTRIBUTES, DECLARATIONS, Together, primitives
 from egpu.codegen.targets import Machine
 
 _INTRINSICS = """\
@@ -94,9 +94,9 @@ def _needs(text: str) -> frozenset[str]:
 _library_needs = functools.cache(_needs)
 
 
-def declarations(text: str, machine: Machine) -> str:
+def declarations(text: str, machine: Machine, together: Together = Together.WARP) -> str:
     """Everything of the library that the functions in ``text`` reach, for ``machine``."""
-    known = BODIES | PRIMITIVES[machine]
+    known = BODIES | primitives(machine, together)
     wanted: dict[str, None] = {}
     pending = sorted(_needs(text) & known.keys())
     while pending:

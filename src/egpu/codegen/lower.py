@@ -18,7 +18,7 @@ from egpu.codegen.calls import lower_helper
 from egpu.codegen.device_code import Relocation, RelocKind
 from egpu.codegen.library import declarations
 from egpu.codegen.memory import lower_atomic, lower_load, lower_rmw, lower_store
-from egpu.codegen.primitives import ATTRIBUTES, PURE
+from egpu.codegen.primitives import ATTRIBUTES, PURE, Together
 from egpu.codegen.scope import (
     CALLER_FRAMES,
     STATE_SLOT,
@@ -86,7 +86,13 @@ class Lowered:
         )
         return "\n".join(f"  {line}" for line in lines)
 
-    def module(self, start: str, values: Mapping[Relocation, int] | None = None) -> str:
+    def module(
+        self,
+        start: str,
+        values: Mapping[Relocation, int] | None = None,
+        *,
+        together: Together = Together.WARP,
+    ) -> str:
         """The whole IR module: this program, the function ``start`` that runs it, the library.
 
         ``values`` gives the symbols' values; None makes them symbols of the PTX text."""
@@ -95,7 +101,7 @@ class Lowered:
         return (
             header(self.machine)
             + "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
-            + declarations(text, self.machine)
+            + declarations(text, self.machine, together)
             + symbols
             + text
         )

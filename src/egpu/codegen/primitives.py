@@ -8,6 +8,8 @@ on x86-64 LLVM atomics and the answers of a device with one SM, one warp and one
 
 from __future__ import annotations
 
+import enum
+
 from egpu.codegen.targets import Machine
 
 PURE = "nounwind willreturn memory(none)"
@@ -135,10 +137,31 @@ def _by_name(functions: tuple[str, ...]) -> dict[str, str]:
     return {text.split("@", 1)[1].split("(", 1)[0]: text for text in functions}
 
 
+class Together(enum.Enum):
+    """How many lanes of a warp run a program together."""
+
+    WARP = "any"
+    ONE = "one"  # warp and block level: what lanes do in common falls away
+
+
+# A lane alone in its warp is what the host is.
+_COLLECTIVE = ("active", "match", "shuffle32", "sync", "lanes_below", "own_lane")
+
 PRIMITIVES: dict[Machine, dict[str, str]] = {
     Machine.NVPTX: _by_name(_PTX_FUNCTIONS),
     Machine.X86_64: _by_name(_HOST_FUNCTIONS),
 }
+
+
+def primitives(machine: Machine, together: Together) -> dict[str, str]:
+    """The functions for ``machine`` by name."""
+    table = PRIMITIVES[machine]
+    if together is Together.WARP:
+        return table
+    alone = PRIMITIVES[Machine.X86_64]
+    return table | {f"{PREFIX}{name}": alone[f"{PREFIX}{name}"] for name in _COLLECTIVE}
+
+
 DECLARATIONS: dict[Machine, str] = {
     Machine.NVPTX: "",
     Machine.X86_64: (

@@ -9,7 +9,7 @@ from egpu.bpf.program import AttachKind, AttachPoint, Level, Program
 from egpu.codegen.arena import ARENA_HEADER, LAUNCH_BLOCK, LAUNCH_FLAG_CAPTURED
 from egpu.codegen.device_code import DeviceCode, Relocation, RelocKind, Target
 from egpu.codegen.lower import lower
-from egpu.codegen.primitives import SITE_MASK
+from egpu.codegen.primitives import SITE_MASK, Together
 from egpu.codegen.ptx_text import KernelText, embed
 from egpu.codegen.targets import PTX_ISA, Machine, emit_ptx
 from egpu.errors import InputError, UnsupportedError
@@ -17,7 +17,7 @@ from egpu.verifier.verified import Policy, VerifiedProgram
 
 _DISTRIBUTION = "warpbpf"
 # Changes whenever the code that the same program compiles to changes within one version of egpu.
-_REVISION = 2
+_REVISION = 3
 _CONTEXT = "1"  # r1 of a probe: the context is virtual, its address only has to differ from null
 _KINDS = frozenset({AttachKind.ENTRY, AttachKind.EXIT})
 
@@ -37,9 +37,10 @@ def compile_probe(
         "define ptx_kernel void @egpu_probe() #0 {\n"
         f"{lowered.start(_CONTEXT, '0')}\n  ret void\n}}\n" + KERNEL_ATTRIBUTES
     )
+    together = Together.WARP if point.level is Level.THREAD else Together.ONE
     digest = _digest(program, point, target)
     tag = f"e{digest[:8]}"
-    body = embed(emit_ptx(lowered.module(start)), tag)
+    body = embed(emit_ptx(lowered.module(start, together=together)), tag)
     prologue, relocations = _prologue(point.level, body, tag)
     text = "\n".join(
         [

@@ -17,6 +17,7 @@ from egpu.errors import InternalError
 # PTX ISA 9.0, chapter 4: identifiers, directives, literals, the rest by single characters.
 _TOKEN = re.compile(
     r"""(?P<blank>\s+|//[^\n]*|/\*.*?\*/)
+      | (?P<string>"[^"]*")
       | (?P<word>[%$_.]?[A-Za-z_$%][\w$.]*(?:::[\w.]+)*)
       | (?P<number>\d[\w.]*)
       | (?P<mark>.)""",
