@@ -3,8 +3,11 @@ struct __align__(16) Quad {
   unsigned values[4];
 };
 
+// Launched in one and in three dimensions: every thread has a word of its own.
 extern "C" __global__ void add(unsigned *out, unsigned n, unsigned value) {
-  unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  unsigned block = blockIdx.y * gridDim.x + blockIdx.x;
+  unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  unsigned i = block * blockDim.x * blockDim.y * blockDim.z + thread;
   if (i < n) out[i] += value;
 }
 
