@@ -7,6 +7,7 @@ rm -rf /tmp/egpu-images && mkdir /tmp/egpu-images && cp "$here"/*.cu /tmp/egpu-i
 cd /tmp/egpu-images
 nvcc -ptx -arch=compute_80 plain.cu -o plain.ptx
 nvcc -ptx -arch=compute_80 -lineinfo module.cu -o module.ptx
+nvcc -ptx -arch=compute_80 functions.cu -o functions.ptx
 nvcc -ptx -arch=compute_80 -G debug.cu -o debug.ptx
 nvcc -ptx -arch=compute_90 cluster.cu -o cluster.ptx
 ${CLANG:-python -m ziglang clang} -x cuda --cuda-device-only -nocudainc -nocudalib \

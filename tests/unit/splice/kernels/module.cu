@@ -40,18 +40,6 @@ extern "C" __global__ void recursion(int *o) { o[threadIdx.x] = fibonacci(o[0]);
 __device__ __noinline__ void leave(int n) { if (n > 3) asm volatile("exit;"); }
 extern "C" __global__ void leaves_inside(int *o) { leave(o[0]); o[1] = 2; }
 
-typedef int (*Operation)(int);
-__device__ __noinline__ int increment(int x) { return x + 1; }
-__device__ __noinline__ int decrement(int x) { return x - 1; }
-__device__ Operation operations[2] = {increment, decrement};
-extern "C" __global__ void function_table(int *o) { o[1] = operations[o[2]](3); }
-extern "C" __global__ void function_pointer(int *o, int n) {
-  Operation operation = n > 3 ? increment : decrement;
-  asm volatile("" : "+l"(operation));
-  o[0] = operation(n);
-}
-extern "C" __global__ void foreign_pointer(int *o, Operation operation) { o[0] = operation(3); }
-
 extern "C" __global__ void grid_barrier(int *o) {
   o[blockIdx.x] = 1;
   cg::this_grid().sync();
