@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OBJECT = ROOT / "bench" / "probes" / "entry_exit_thread.bpf.o"
 KERNELS = ROOT / "workloads" / "demo" / "kernels.ptx"
 KERNEL = "_Z6matmulILi16EEvPKfS1_Pfi"  # the largest of the demo's
+DEVICE = 90  # sm_90
 SM_SLOTS = 132
 STEPS = ("read", "verify", "compile", "parse", "splice", "assemble")
 
@@ -55,7 +56,7 @@ def one_round(assembler: Assembler) -> dict[str, float]:
     done("parse")
     spliced = splice_ptx(module, KERNEL, codes, plan(read.maps, SM_SLOTS))
     done("splice")
-    assembler.assemble(spliced.text, "sm_90")
+    assembler.assemble(spliced.text, spliced.target, DEVICE)
     done("assemble")
     return times
 

@@ -20,7 +20,9 @@ LONG_MODULES = {}
 EMPTY_NAMES = {"utils", "util", "common", "misc", "helpers_misc", "manager", "stuff"}
 
 # What only a machine of ours would know.
-MACHINE_PATH = re.compile(r"/(?:work|home|root|Users)/[a-z]|/tmp/[A-Z]|/opt/(?:pypi|wheels)")
+MACHINE_PATH = re.compile(
+    r"/(?:work|root|Users)/[a-z]|/home/(?!user/)[a-z]|/tmp/[A-Z]|/opt/(?:pypi|wheels)"
+)
 TEXT_SUFFIXES = {".py", ".c", ".h", ".cu", ".cpp", ".md", ".toml", ".txt", ".ptx", ".S", ".in", ""}
 
 
