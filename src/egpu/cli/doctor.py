@@ -29,7 +29,7 @@ def command(*, as_json: bool) -> int:
     )
     rows = tuple((each.name, each.state.value, each.detail) for each in found)
     advice = tuple(
-        Paragraph(f"{each.name}: {each.detail}. To have it: {each.advice}")
+        Paragraph(f"{each.name}: {each.detail}; {each.advice}")
         for each in found
         if each.advice and each.state is not State.OK
     )

@@ -1,0 +1,130 @@
+"""The commands on real processes and the simulated device."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from egpu.bpf.demangle import demangle
+from egpu.cli.machine import NATIVE, demo_folder
+from egpu.sim import SimulatedDevice
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = demo_folder()
+BUILT = DEMO is not None and any(NATIVE.glob("libegpu_agent*.so*")) and (NATIVE / "sim").is_dir()
+pytestmark = pytest.mark.skipif(not BUILT, reason="the native parts are not built (make native)")
+KERNELS = ("vecadd", "matmul<16>", "reduce_sum", "histogram", "demo::collatz")
+
+
+def egpu(*arguments):
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [sys.executable, "-m", "egpu", *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def workload(launches=2, size=777):
+    return [DEMO / "demo", "--launches", launches, "--size", size, "--json"]
+
+
+def totals_and_report(output):
+    """The demo's last line, and egpu's document after it."""
+    words, _, document = output.partition("\n{\n")
+    return json.loads(words.splitlines()[-1]), json.loads("{" + document)
+
+
+def test_kernelcount_equals_the_workloads_own_totals():
+    done = egpu("run", "kernelcount", "--sim", "--json", "--", *workload())
+    assert done.returncode == 0, done.stderr
+    totals, report = totals_and_report(done.stdout)
+    assert report["simulated"] is True
+    assert report["partial"] is False
+    assert len(report["kernels"]) == len(totals["kernels"]) == 5
+    for mangled, expected in totals["kernels"].items():
+        (row,) = [row for row in report["kernels"] if row["name"] == demangle(mangled)]
+        assert row["launches_seen"] == row["launches_probed"] == expected["launches"]
+        assert row["threads"] == row["exits"] == expected["threads"]
+        assert row["blocks"] == expected["blocks"]
+        assert sum(row["blocks_per_sm"]) == expected["blocks"]
+
+
+def test_kernellat_measures_every_block():
+    done = egpu("run", "kernellat", "--sim", "--json", "--", *workload())
+    assert done.returncode == 0, done.stderr
+    totals, report = totals_and_report(done.stdout)
+    assert report["clock"] == "simulated"
+    assert report["partial"] is False
+    assert sum(row["block"]["count"] for row in report["kernels"]) == sum(
+        row["blocks"] for row in totals["kernels"].values()
+    )
+    assert all(row["launch"]["count"] == 2 for row in report["kernels"])
+    assert all(row["launch"]["max"] >= row["block"]["max"] > 0 for row in report["kernels"])
+
+
+def test_kernels_narrows():
+    done = egpu("run", "kernelcount", "--sim", "--json", "--kernels", "hist*", "--", *workload())
+    _, report = totals_and_report(done.stdout)
+    assert [row["name"] for row in report["kernels"]] == ["histogram"]
+
+
+def test_the_exit_code_is_the_workloads():
+    assert egpu("run", "kernelcount", "--sim", "--", "sh", "-c", "exit 23").returncode == 23
+    assert egpu("run", "kernelcount", "--sim", "--", "sh", "-c", "kill -9 $$").returncode == 137
+
+
+def test_a_command_that_does_not_exist_is_one_line():
+    done = egpu("run", "kernelcount", "--sim", "--", "/no/such/program")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("egpu: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_demo_prints_both_reports():
+    done = egpu("demo", "--sim")
+    assert done.returncode == 0, done.stderr
+    assert "== kernelcount ==" in done.stdout
+    assert "(simulated clock)" in done.stdout
+    for name in KERNELS:
+        assert name.split("<")[0] in done.stdout
+    assert "lower bound" not in done.stdout
+    assert done.stdout.rstrip().endswith("0 records dropped, 0 missing.")
+
+
+@pytest.mark.parametrize("executor", ["sim", "host"])
+def test_conformance_plugin(executor):
+    done = subprocess.run(
+        [sys.executable, "-m", "egpu", "conformance-plugin", "fe01", "--executor", executor],
+        input="71 10 00 00 00 00 00 00 95 00 00 00 00 00 00 00\n",
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fe\n", "")
+
+
+def test_the_cuda_executor_on_the_stand_in_driver():
+    """Every driver call that it makes, without a GPU."""
+    program = ["--executor", "cuda", "--raw", "7201000007000000b70000002a0000009500000000000000"]
+    with SimulatedDevice() as device:
+        environment = os.environ | device.environment() | {"PYTHONPATH": str(ROOT / "src")}
+        done = subprocess.run(
+            [sys.executable, "-m", "egpu", "exec", "--memory", "0102", *program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "r0 = 0x2a (42)\nmemory = 07 02\n"

@@ -1,0 +1,224 @@
+"""egpu run with a session in place of the real one: exit codes, records, reports, interruption."""
+
+import io
+import itertools
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from egpu import session
+from egpu.bpf.btf import Btf, BtfKind, BtfMember, BtfType
+from egpu.bpf.maptypes import MapType
+from egpu.bpf.program import MapSpec
+from egpu.cli import live, main, object_run
+from egpu.cli.object_run import ObjectOutput
+from egpu.export.json import write_json
+from egpu.export.text import render_text
+from egpu.maps import HostArena, MapCopy, MapView, RingReader, plan
+from egpu.report import Report
+from egpu.tools import registry
+
+BTF = Btf(
+    (
+        BtfType(0, BtfKind.VOID),
+        BtfType(1, BtfKind.INT, "u64", 8),
+        BtfType(2, BtfKind.STRUCT, "event", 8, members=(BtfMember("when", 1, 0),)),
+        BtfType(3, BtfKind.FLOAT, "double", 8),
+    ),
+    b"\0",
+)
+SPECS = {
+    "events": MapSpec("events", MapType.RINGBUF, 0, 0, 4096, btf=BTF, value_type=2),
+    "sums": MapSpec("sums", MapType.PERCPU_ARRAY, 4, 8, 100, btf=BTF, value_type=1),
+    "floats": MapSpec("floats", MapType.PERCPU_ARRAY, 4, 8, 2, btf=BTF, value_type=3),
+}
+
+
+class FakeSession:
+    """A workload that runs for a number of looks, then ends with ``status``."""
+
+    simulated = True
+    devices = (SimpleNamespace(name="fake"),)
+    notes = ()
+
+    def __init__(self, status=0, looks=2):
+        self.status, self.looks = status, looks
+        self.layout = plan(list(SPECS.values()), 2)
+        self.host = HostArena.create(self.layout)
+        self.arena = SimpleNamespace(layout=self.layout, host=self.host)
+        places = dict(zip(SPECS, self.layout.places, strict=True))
+        reader = RingReader(self.host, self.layout, places["events"], SPECS["events"])
+        totals = SimpleNamespace(received=2, discarded=0, dropped=1, holes=0)
+        ring = SimpleNamespace(
+            readers=lambda: ((self.arena, reader),), totals=lambda: totals, __iter__=None
+        )
+        self.maps = {"events": _Ring(ring, reader)}
+        for name in ("sums", "floats"):
+            copy = MapCopy(places[name], 2, self.host.snapshot)
+            self.maps[name] = MapView(SPECS[name], [copy])
+        self.places = places
+
+    def put(self, name, slot, key, value):
+        place = self.places[name]
+        at = self.layout.snapshot + place.offset + slot * place.stride + 8 * key
+        self.host.words[at // 8] = value
+
+    def send(self, position, value):
+        at = (self.places["events"].ring_data + position) // 8
+        self.host.words[at : at + 3] = [8 | 1 << 32, position + 1, value]
+
+    def running(self):
+        self.looks -= 1
+        return self.looks >= 0
+
+    def wait(self):
+        return self.status
+
+    def kernels(self):
+        return ()
+
+    def twins(self):
+        return ()
+
+    def stale(self):
+        return ""
+
+    def cost(self):
+        return SimpleNamespace(
+            twins=0, cached=0, build_ms=0.0, records_dropped=1, records_missing=0
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.host.close()
+
+
+class _Ring:
+    def __init__(self, fake, reader):
+        self.readers, self.totals, self._reader = fake.readers, fake.totals, reader
+
+    def __iter__(self):
+        return iter(self._reader)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Put a fake session in place; gives what ``session.run`` was called with."""
+    calls = []
+
+    def start(fake):
+        def run(argv, *, programs, options):
+            calls.append((tuple(argv), programs.name, options))
+            return fake
+
+        monkeypatch.setattr(session, "run", run)
+        return calls
+
+    return start
+
+
+class FakeTool:
+    def collect(self, _):
+        pass
+
+    def report(self, _):
+        return Report("fake/1", (), {"x": 1})
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, 0), (7, 7), (-9, 137), (-11, 139)])
+def test_the_exit_code_is_the_workloads(started, monkeypatch, capsys, status, code):
+    calls = started(FakeSession(status))
+    monkeypatch.setattr(registry, "new_tool", lambda _: FakeTool())
+    arguments = (
+        "run kernelcount --sim --json --kernels g* --twin-wait 3 --no-follow -- app -v --json"
+    )
+    assert main(arguments.split()) == code
+    ((argv, name, options),) = calls
+    assert argv == ("app", "-v", "--json")
+    assert name == "kernelcount"
+    assert (options.simulated, options.kernels, options.twin_wait_s) == (True, "g*", 3.0)
+    assert (options.follow, options.allow_occupancy_loss) == (False, False)
+    assert json.loads(capsys.readouterr().out)["x"] == 1
+
+
+def test_the_report_goes_to_a_file(started, monkeypatch, capsys, tmp_path):
+    started(FakeSession())
+    monkeypatch.setattr(registry, "new_tool", lambda _: FakeTool())
+    path = tmp_path / "out.json"
+    assert main(["run", "kernellat", "--json", "-o", str(path), "true"]) == 0
+    assert capsys.readouterr().out == ""
+    assert json.loads(path.read_text())["schema"] == "egpu.fake/1"
+
+
+def output_of(fake, *, as_json):
+    stream = io.StringIO()
+    output = ObjectOutput(fake, stream, as_json=as_json)
+    fake.send(0, 11)
+    output.collect()
+    first = stream.getvalue()
+    fake.send(32, 22)
+    fake.put("sums", 0, 3, 5)
+    fake.put("sums", 1, 3, 6)
+    fake.put("floats", 1, 0, 0x3FF8000000000000)
+    return first, stream, output.report()
+
+
+def test_an_objects_records_are_written_as_they_come_and_its_maps_at_the_end():
+    with FakeSession() as fake:
+        first, stream, report = output_of(fake, as_json=False)
+    assert first == "events: when=11\n"
+    assert stream.getvalue() == "events: when=11\nevents: when=22\n"
+    text = render_text(report)
+    words = " ".join(text.split())
+    assert "sums (1 entries that are not zero)" in text
+    assert "3  11\n" in text
+    assert "[0.0, 1.5]" in text  # cannot be summed: shown by SM
+    assert (
+        "! events: 2 records received, 0 discarded by the program, 1 dropped, 0 missing"
+        in " ".join(text.split())
+    )
+
+
+def test_an_object_as_json_lines_and_a_document():
+    with FakeSession() as fake:
+        _, stream, report = output_of(fake, as_json=True)
+    records = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [record["value"]["when"] for record in records] == [11, 22]
+    assert records[0]["schema"] == "egpu.record/1"
+    closing = io.StringIO()
+    write_json(report, closing)
+    document = json.loads(closing.getvalue())
+    assert document["maps"]["sums"] == [{"key": 3, "value": 11}]
+    assert document["maps"]["floats"] == [{"key": 0, "per_sm": [0.0, 1.5]}]
+    assert document["maps"]["events"]["dropped"] == 1
+
+
+def test_long_maps_are_cut_in_text_only(monkeypatch):
+    monkeypatch.setattr(object_run, "ROWS", 2)
+    with FakeSession() as fake:
+        for key in range(5):
+            fake.put("sums", 0, key, key + 1)
+        report = ObjectOutput(fake, io.StringIO(), as_json=False).report()
+    assert "... and 3 more" in render_text(report)
+    assert len(report.data["maps"]["sums"]) == 5
+
+
+def test_control_c_waits_for_the_workload_and_twice_gives_up(capsys):
+    fake = FakeSession(status=-2, looks=3)
+    presses = itertools.count()
+
+    def press(times):
+        def collect():
+            if next(presses) < times:
+                raise KeyboardInterrupt
+
+        return collect
+
+    assert live.follow(fake, press(1), interval_s=0) == 130
+    assert "waiting for the workload" in capsys.readouterr().err
+    presses = itertools.count()
+    with pytest.raises(KeyboardInterrupt):
+        live.follow(FakeSession(looks=5), press(2), interval_s=0)
