@@ -172,7 +172,6 @@ def test_an_objects_records_are_written_as_they_come_and_its_maps_at_the_end():
     assert first == "events: when=11\n"
     assert stream.getvalue() == "events: when=11\nevents: when=22\n"
     text = render_text(report)
-    words = " ".join(text.split())
     assert "sums (1 entries that are not zero)" in text
     assert "3  11\n" in text
     assert "[0.0, 1.5]" in text  # cannot be summed: shown by SM

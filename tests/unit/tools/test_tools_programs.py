@@ -1,7 +1,6 @@
 """The tools' programs: verified, compiled, and their object files are what the sources give."""
 
 import importlib.util
-import shutil
 
 import pytest
 
@@ -57,8 +56,8 @@ def test_every_tool_has_a_session_side():
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("ziglang") is None and shutil.which("clang") is None,
-    reason="no compiler from C to BPF here",
+    importlib.util.find_spec("ziglang") is None,
+    reason="the ziglang package is not here; another clang emits other code",
 )
 def test_object_files_are_up_to_date():
     assert build.main(["--check"]) == 0
