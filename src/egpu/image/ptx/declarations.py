@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from egpu.image.ptx.lexer import Cursor
 from egpu.image.ptx.operands import Names, parse_dimension
@@ -24,6 +25,7 @@ SPACES = frozenset({".reg", ".sreg", ".const", ".global", ".local", ".param", ".
 LINKAGES = frozenset({".extern", ".visible", ".weak", ".common"})
 _VECTORS = {".v2": 2, ".v4": 4, ".v8": 8}
 _POINTER_SPACES = frozenset({".const", ".global", ".local", ".shared", ".param"})
+_Declarator: TypeAlias = tuple[str, int | None, tuple[int, ...], str]  # name, count, dims, value
 _MAX_DIMENSIONS = 16
 _MAX_ALIGN = 1 << 20  # far above what any device takes; keeps offsets small numbers
 
@@ -102,22 +104,10 @@ def parse_variables(cursor: Cursor, names: Names) -> tuple[Variable, ...]:
         raise cursor.unexpected("a state space")
     space = cursor.take()[1:]
     if space == "const" and cursor.accept("["):  # ".const[2]": bank of PTX 1.x and 2.x
-        parse_dimensions_rest(cursor)
+        parse_dimension(cursor)
+        cursor.expect("]")
     specifier = parse_specifier(cursor)
-    found: list[tuple[str, int | None, tuple[int, ...], str]] = []
-    while True:
-        name = _name(cursor)
-        count = None
-        if cursor.accept("<"):
-            # Additive level would stop at '>' anyway: a plain number is all that compilers write.
-            count = _range_count(cursor)
-        dims = parse_dimensions(cursor)
-        initializer = _initializer(cursor) if cursor.accept("=") else ""
-        names.declare(name, space=space, count=count)
-        found.append((name, count, dims, initializer))
-        if cursor.accept(";"):
-            break
-        cursor.expect(",")
+    found = _declarators(cursor, names, space)
     span = Span(begin, cursor.end_of_last)
     return tuple(
         Variable(
@@ -138,10 +128,19 @@ def parse_variables(cursor: Cursor, names: Names) -> tuple[Variable, ...]:
     )
 
 
-def parse_dimensions_rest(cursor: Cursor) -> None:
-    """What follows the ``[`` of a constant bank."""
-    parse_dimension(cursor)
-    cursor.expect("]")
+def _declarators(cursor: Cursor, names: Names, space: str) -> list[_Declarator]:
+    """``%r<5>, a[4] = {…}, b;``, each noted in ``names``."""
+    found: list[_Declarator] = []
+    while True:
+        name = _name(cursor)
+        count = _range_count(cursor) if cursor.accept("<") else None
+        dims = parse_dimensions(cursor)
+        initializer = _initializer(cursor) if cursor.accept("=") else ""
+        names.declare(name, space=space, count=count)
+        found.append((name, count, dims, initializer))
+        if cursor.accept(";"):
+            return found
+        cursor.expect(",")
 
 
 def _name(cursor: Cursor) -> str:

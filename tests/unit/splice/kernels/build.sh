@@ -5,10 +5,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 # Line information holds the folder's path: compile where the path says nothing about a machine.
 rm -rf /tmp/egpu-images && mkdir /tmp/egpu-images && cp "$here"/*.cu /tmp/egpu-images
 cd /tmp/egpu-images
-nvcc -ptx -arch=compute_80 plain.cu -o plain.ptx
-nvcc -ptx -arch=compute_80 -lineinfo module.cu -o module.ptx
-nvcc -ptx -arch=compute_80 functions.cu -o functions.ptx
-nvcc -ptx -arch=compute_80 -G debug.cu -o debug.ptx
+nvcc -ptx -arch=compute_75 plain.cu -o plain.ptx
+nvcc -ptx -arch=compute_75 -lineinfo module.cu -o module.ptx
+nvcc -ptx -arch=compute_75 functions.cu -o functions.ptx
+nvcc -ptx -arch=compute_75 -G debug.cu -o debug.ptx
 nvcc -ptx -arch=compute_90 cluster.cu -o cluster.ptx
 ${CLANG:-python -m ziglang clang} -x cuda --cuda-device-only -nocudainc -nocudalib \
   --cuda-gpu-arch=sm_80 -O2 -S clang.cu -o clang.ptx
