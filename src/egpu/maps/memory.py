@@ -174,12 +174,14 @@ class HostArena:
 
     @property
     def bytes(self) -> NDArray[np.uint8]:
-        """The mapping; valid until :meth:`close`."""
+        """The mapping; AgentError once it is closed."""
+        self._require_open()
         return self._bytes
 
     @property
     def words(self) -> NDArray[np.uint64]:
         """The mapping as aligned little-endian u64s; each is read and written whole."""
+        self._require_open()
         return self._words
 
     @property
@@ -190,7 +192,7 @@ class HostArena:
     def control(self, name: str) -> int:
         """A field of the control page (layout.HOST_CONTROL)."""
         offset, size = HOST_CONTROL[name]
-        word = int(self._words[offset // 8]) >> (8 * (offset % 8))
+        word = int(self.words[offset // 8]) >> (8 * (offset % 8))
         return word & ((1 << (8 * size)) - 1)
 
     def snapshot(self) -> Snapshot:
@@ -213,6 +215,10 @@ class HostArena:
         if not self._closed:
             self._unmap()
             os.close(self._fd)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise AgentError("map memory was released", hint="read maps before closing the session")
 
     def _unmap(self) -> None:
         self._closed = True

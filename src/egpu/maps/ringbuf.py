@@ -74,7 +74,7 @@ class RingCounts:
 
 
 class RingReader:
-    """The one reader of a ring map.
+    """The one reader of a ring map, for one thread at a time.
 
     Iterating gives the records that are there now, SM by SM and in order within an SM, decoded by
     the map's BTF value type (bytes without one).  ``type_name`` names a struct of the object's BTF

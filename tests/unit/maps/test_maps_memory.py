@@ -60,6 +60,8 @@ def test_close_twice():
     arena = HostArena.create(PLAN)
     arena.close()
     arena.close()
+    with pytest.raises(AgentError, match="read maps before closing"):
+        arena.snapshot()
 
 
 def test_a_snapshot_waits_for_the_copy_to_end():
