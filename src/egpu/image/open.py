@@ -29,8 +29,9 @@ from egpu.image.model import Image, ImageKind, KernelInfo, Member, MemberKind
 from egpu.image.ptx import parse
 
 LENGTH_LIMIT = 1 << 32  # bytes of an image; no header that claims more is believed
-_TARGET = re.compile(rb"^[ \t]*\.target[ \t]+(?:sm|compute)_([0-9]{1,4})([af]?)", re.MULTILINE)
-_VERSION = re.compile(rb"^[ \t\0]*\.version[ \t]+[0-9]", re.MULTILINE)
+_COMMENT = re.compile(rb"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_HEADER = re.compile(rb"\s*\.version\s+[0-9.]+\s+\.target\s+(?:sm|compute)_([0-9]{1,4})([af]?)")
+_HEADER_SPACE = 1 << 16  # bytes in which a PTX header must begin; compilers put a few lines first
 _SUFFIX_RANK = {"": 0, "f": 1, "a": 2}
 _PTX_CHUNK = 4096
 
@@ -52,12 +53,16 @@ def open_image(data: bytes) -> Image:
 
 
 def _ptx_member(text: bytes, offset: int) -> Member:
-    target = _TARGET.search(text)
-    if _VERSION.search(text) is None or target is None:
+    header = _ptx_header(text)
+    if header is None:
         raise InputError("neither a fatbin, a cubin nor PTX text", where="image")
     return Member(
-        MemberKind.PTX, int(target[1]), target[2].decode(), "none", text, len(text), offset
+        MemberKind.PTX, int(header[1]), header[2].decode(), "none", text, len(text), offset
     )
+
+
+def _ptx_header(text: bytes) -> re.Match[bytes] | None:
+    return _HEADER.match(_COMMENT.sub(b" ", text[:_HEADER_SPACE]))
 
 
 def image_length(read: Callable[[int, int], bytes]) -> int:
@@ -152,7 +157,7 @@ def _recovered(image: Image, *, above: int, arch: int) -> list[Member]:
         cubin = open_cubin(unpack(member))
         for section in ptx_sections(cubin):
             text = recovered_ptx(cubin, section)
-            if _VERSION.search(text) and _TARGET.search(text):
+            if _ptx_header(text):
                 found.append(_ptx_member(text, member.offset + section.offset))
     return found
 

@@ -41,6 +41,13 @@ def test_ptx_text_with_and_without_nul():
     assert open_image(text_image("100a")).members[0].suffix == "a"
 
 
+def test_a_target_in_a_comment_does_not_count():
+    text = (
+        b"/* .version 1.0\n.target sm_20 */ // .target sm_30\n .version 8.0 .target\tsm_86, debug\n"
+    )
+    assert open_image(text).members[0].arch == 86
+
+
 def test_text_that_is_not_utf8_survives():
     data = b"// \xff\xfe path\n" + text_image()
     text = ptx_text(open_image(data).members[0])
