@@ -42,13 +42,14 @@ class RunCost:
 
     ``twin_ms``: building twins, in milliseconds, over ``twins``; ``cached`` of them came from the
     cache.  ``launch_ns``: the agent's time on the launch path per launch in nanoseconds, None if it
-    was not measured.
+    was not measured.  ``instructions``: most that all probes together add to one thread.
     """
 
     twins: int = 0
     cached: int = 0
     twin_ms: float = 0.0
     launch_ns: float | None = None
+    instructions: int = 0
     records_dropped: int = 0
     records_missing: int = 0
 

@@ -31,6 +31,7 @@ def run_of(session: Session) -> Run:
             twins=cost.twins,
             cached=cost.cached,
             twin_ms=cost.build_ms,
+            instructions=cost.instructions,
             records_dropped=cost.records_dropped,
             records_missing=cost.records_missing,
         ),

@@ -54,6 +54,8 @@ def cost(run: Run) -> list[Part]:
             f"{spent.records_dropped:,} records dropped, {spent.records_missing:,} missing."
         )
     ]
+    if spent.instructions:
+        lines.append(f"The probes add at most {spent.instructions:,} BPF instructions to a thread.")
     registers = "" if run.simulated else _registers(run.kernels)  # it has no real ones
     if registers:
         lines.append(f"Registers per thread, before -> after: {registers}.")
@@ -78,6 +80,7 @@ def common_data(run: Run) -> dict[str, object]:
             "twins_cached": spent.cached,
             "twin_ms": round(spent.twin_ms, 3),
             "launch_ns": spent.launch_ns,
+            "instructions": spent.instructions,
             "records_dropped": spent.records_dropped,
             "records_missing": spent.records_missing,
         },

@@ -86,7 +86,7 @@ class FakeSession:
 
     def cost(self):
         return SimpleNamespace(
-            twins=0, cached=0, build_ms=0.0, records_dropped=1, records_missing=0
+            twins=0, cached=0, build_ms=0.0, instructions=9, records_dropped=1, records_missing=0
         )
 
     def __enter__(self):

@@ -34,7 +34,7 @@ RUN = Run(
     "NVIDIA H200",
     False,
     (VADD, LONG),
-    RunCost(twins=2, cached=1, twin_ms=57.6, launch_ns=81.2),
+    RunCost(twins=2, cached=1, twin_ms=57.6, launch_ns=81.2, instructions=65),
 )
 COUNTS = [
     KernelCount(1, (1280, 1280, 0), (1280, 1280, 0), (5, 5, 0)),
@@ -78,6 +78,7 @@ def test_every_report_ends_with_its_own_cost():
         assert last.endswith("Registers per thread, before -> after: vadd 16 -> 20.")
         assert "14 of 17 launches probed, 2 twins built in 58 ms (1 from the cache)" in last
         assert "81 ns per launch, 0 records dropped, 0 missing" in last
+        assert "at most 65 BPF instructions" in last
 
 
 @pytest.mark.parametrize("make", [count_report, lambda run, *_: latency_report(run, {}, 3)])
