@@ -13,6 +13,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$python && break; done)
 BIN := $(VENV)/bin
+# The environment's cmake and ninja serve where the machine has none.
+WITH_VENV := PATH="$(abspath $(BIN)):$$PATH"
 SOURCES := $(shell find src native workloads bpf -type f -not -name '*.pyc' -not -path '*/_native/*' \
 	2>/dev/null) README.md
 EXTRAS := cuda,compile,dev
@@ -39,15 +41,15 @@ demo: venv
 	@$(BIN)/egpu demo
 
 test: venv
-	$(BIN)/python -m pytest -n auto
+	$(WITH_VENV) $(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: venv
 	.ci/checks $(BIN)
 
 native:
-	cmake -S native -B build/native -DCMAKE_BUILD_TYPE=Release
-	cmake --build build/native
-	cmake --install build/native --prefix src
+	$(WITH_VENV) cmake -S native -B build/native -DCMAKE_BUILD_TYPE=Release
+	$(WITH_VENV) cmake --build build/native
+	$(WITH_VENV) cmake --install build/native --prefix src
 
 gpu-test: native
 	PYTHONPATH=src $(PYTHON) tests/gpu/run.py
