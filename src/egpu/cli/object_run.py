@@ -138,7 +138,8 @@ def _shown(name: str, entries: list[tuple[int, dict[str, object]]]) -> list[Part
         return [Paragraph(f"{name}: all zero")]
     columns = (Column("KEY"), Column("VALUE", Align.LEFT, may_shorten=True))
     rows = tuple(
-        (str(key), _line(value.get("value", value.get("per_sm")))) for key, value in entries[:ROWS]
+        (_key(key, value), _line(value.get("value", value.get("per_sm"))))
+        for key, value in entries[:ROWS]
     )
     parts: list[Part] = [
         Table(f"{name} ({len(entries):,} entries that are not zero)", columns, rows)
@@ -146,6 +147,10 @@ def _shown(name: str, entries: list[tuple[int, dict[str, object]]]) -> list[Part
     if len(entries) > ROWS:
         parts.append(Paragraph(f"... and {len(entries) - ROWS:,} more; --json has them"))
     return parts
+
+
+def _key(key: int, value: dict[str, object]) -> str:
+    return f"{key} (context {value['context']})" if "context" in value else str(key)
 
 
 def _line(value: object) -> str:
