@@ -26,7 +26,10 @@ static _Atomic(void *) driver;
 /* Marks a function this driver does not have, so that it is looked for once. */
 static char absent;
 
-static void find_dlsym(void)
+/* A sanitizer's runtime calls dlsym before it is ready for instrumented code. */
+#define EARLY __attribute__((no_sanitize("address", "undefined")))
+
+EARLY static void find_dlsym(void)
 {
     static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
     for (size_t i = 0; egpu_real_dlsym == NULL && i < sizeof versions / sizeof *versions; i++)
@@ -64,7 +67,7 @@ void *egpu_real(enum egpu_entry_point point)
     return found;
 }
 
-static int hook_named(const char *symbol)
+EARLY static int hook_named(const char *symbol)
 {
     if (symbol[0] != 'c' || symbol[1] != 'u')
         return -1;
@@ -92,7 +95,7 @@ static void note_driver(void *address)
  * the process, our own symbol must not look like one. */
 #define NO_ANSWER ((void *)-1)
 
-void *egpu_dlsym_answer(void *handle, const char *name)
+EARLY void *egpu_dlsym_answer(void *handle, const char *name)
 {
     if (egpu_real_dlsym == NULL)
         find_dlsym();
