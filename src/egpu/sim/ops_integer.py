@@ -346,7 +346,7 @@ def multiply24(scope: Scope, ins: Instruction) -> Run:
 def bits(scope: Scope, ins: Instruction) -> Run:
     """Shifts, bit fields, counts, permutations."""
     name = ins.parts[0]
-    type = scalar(ins, ins.parts[-1])
+    type = scalar(ins, ins.parts[1] if name == "prmt" else ins.parts[-1])
     match name:
         case "shl":
             return apply(scope, ins, _shift_left, type, (type, U32))

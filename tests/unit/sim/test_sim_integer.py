@@ -62,9 +62,7 @@ def test_binary(name, type):
 def test_high_product(type):
     dtype = TYPES[type]
     bits = dtype.itemsize * 8
-    check(
-        f"mul.hi.{type} %y, %x0, %x1;", operands(2, dtype, 2), dtype, lambda a, b: a * b >> bits
-    )
+    check(f"mul.hi.{type} %y, %x0, %x1;", operands(2, dtype, 2), dtype, lambda a, b: a * b >> bits)
     check(
         f"mad.hi.{type} %y, %x0, %x1, %x2;",
         operands(3, dtype, 3),
@@ -179,9 +177,7 @@ def test_counts(bits):
     values[0] >>= np.random.default_rng(19).integers(0, bits, COUNT).astype(dtype)
     check(f"clz.b{bits} %y, %x0;", values, "u4", lambda a: bits - a.bit_length())
     check(f"popc.b{bits} %y, %x0;", values, "u4", lambda a: a.bit_count())
-    check(
-        f"brev.b{bits} %y, %x0;", values, dtype, lambda a: int(f"{a:0{bits}b}"[::-1], 2)
-    )
+    check(f"brev.b{bits} %y, %x0;", values, dtype, lambda a: int(f"{a:0{bits}b}"[::-1], 2))
     check(f"bfind.u{bits} %y, %x0;", values, "u4", lambda a: a.bit_length() - 1)
     check(
         f"bfind.shiftamt.u{bits} %y, %x0;",
@@ -190,9 +186,7 @@ def test_counts(bits):
         lambda a: bits - a.bit_length() if a else -1,
     )
     signed = operands(20, np.dtype(f"i{bits // 8}"), 1)
-    check(
-        f"bfind.s{bits} %y, %x0;", signed, "u4", lambda a: (~a if a < 0 else a).bit_length() - 1
-    )
+    check(f"bfind.s{bits} %y, %x0;", signed, "u4", lambda a: (~a if a < 0 else a).bit_length() - 1)
 
 
 @pytest.mark.parametrize("type", ["u32", "s32", "u64", "s64"])
@@ -224,7 +218,10 @@ def test_bit_fields(type):
         return b
 
     check(
-        f"bfe.{type} %y, %x0, %x1, %x2;", [*operands(22, dtype, 1), position, length], dtype, extract
+        f"bfe.{type} %y, %x0, %x1, %x2;",
+        [*operands(22, dtype, 1), position, length],
+        dtype,
+        extract,
     )
     unsigned = np.dtype(f"u{bits // 8}")
     check(
