@@ -29,7 +29,7 @@ from egpu.codegen.scope import (
 )
 from egpu.codegen.targets import Machine, header
 from egpu.errors import InternalError, UnsupportedError
-from egpu.verifier.verified import Rmw, VerifiedProgram
+from egpu.verifier.verified import Rmw, RmwTerm, VerifiedProgram
 
 _MEMORY_KINDS = frozenset(
     {Kind.LOAD, Kind.LOAD_SIGNED, Kind.STORE_IMM, Kind.STORE_REG, Kind.ATOMIC}
@@ -153,6 +153,11 @@ class _Function:
         self._start = start
         self._rmw: Mapping[int, Rmw] = unit.verified.facts.rmw
         self._skipped = {pc for rmw in self._rmw.values() for pc in (rmw.load_pc, *rmw.skip_pcs)}
+        # By (pc of the store, number of the term): where each is evaluated, and its value.
+        self._wanted: dict[int, list[tuple[tuple[int, int], RmwTerm]]] = {}
+        for store_pc, rmw in self._rmw.items():
+            for position, term in enumerate(rmw.terms):
+                self._wanted.setdefault(term.pc, []).append(((store_pc, position), term))
         self._terms: dict[tuple[int, int], str] = {}
         self.callees: list[int] = []
 
@@ -265,14 +270,11 @@ class _Function:
 
     def _keep_terms(self, pc: int) -> None:
         """Save what read-modify-writes take from registers before the instruction at ``pc``."""
-        for store_pc, rmw in self._rmw.items():
-            for position, term in enumerate(rmw.terms):
-                if term.pc != pc:
-                    continue
-                value = str(term.imm) if term.register is None else self._scope.get(term.register)
-                if term.negate:
-                    value = self._scope.body.binary("sub", "i64", "0", value)
-                self._terms[store_pc, position] = value
+        for key, term in self._wanted.get(pc, ()):
+            value = str(term.imm) if term.register is None else self._scope.get(term.register)
+            if term.negate:
+                value = self._scope.body.binary("sub", "i64", "0", value)
+            self._terms[key] = value
 
     def _has_facts(self, pc: int, insn: Insn, form: Form) -> bool:
         if form.kind in _MEMORY_KINDS:

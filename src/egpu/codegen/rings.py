@@ -13,6 +13,7 @@ from egpu.codegen.arena import RING_CONTROL, RING_GROUP_HEADER
 from egpu.codegen.device_code import RelocKind
 from egpu.codegen.helper_call import Call, argument_place, copy, copy_run_time
 from egpu.codegen.scope import STATE_MAPS, Scope
+from egpu.errors import InternalError
 
 # Linux's errno values as helpers give them (uapi/asm-generic/errno-base.h).
 _E2BIG, _EAGAIN, _EINVAL = -7, -11, -22
@@ -156,6 +157,8 @@ def _ring_of_record(call: Call, record: str) -> tuple[str, str, str]:
         for index, spec in enumerate(program.maps)
         if traits(spec.type).storage is Storage.RING
     ]
+    if known is None and not rings:
+        raise InternalError(f"instruction {call.pc} releases a record, but no map is a ring")
     first, *others = rings if known is None else [known]
     data, size, state = _candidate(scope, first)
     for index in others:

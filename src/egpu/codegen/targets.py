@@ -90,6 +90,9 @@ def emit_ptx(text: str) -> str:
     with LLVM_LOCK:
         module = _optimised(text, Machine.NVPTX)
         assembly: str = _target_machine(Machine.NVPTX).emit_assembly(module)
+    wanted = f".version {PTX_ISA[0]}.{PTX_ISA[1]}\n.target {PTX_TARGET}\n"
+    if wanted not in assembly:
+        raise InternalError(f"LLVM did not keep to PTX {PTX_ISA[0]}.{PTX_ISA[1]} for {PTX_TARGET}")
     return assembly
 
 
