@@ -17,8 +17,8 @@ def module():
     return parse((ROOT / "workloads/demo/kernels.ptx").read_text())
 
 
-def launch(device, module, name, grid, block, layout, *params):
-    grid, block = ((*each, 1, 1)[:3] for each in (grid, block))
+def launch(device, module, name, shape, layout, *params):
+    grid, block = ((*each, 1, 1)[:3] for each in shape)
     return device.machine.launch(module, name, grid, block, struct.pack(layout, *params))
 
 
@@ -28,7 +28,7 @@ def test_vector_add_of_a_million(module):
     device = Device()
     x, y = (rng.standard_normal(n).astype(np.float32) for _ in range(2))
     a, b, out = device.put(x), device.put(y), device.put(np.zeros(n, np.float32))
-    report = launch(device, module, "vecadd", (-(-n // 256),), (256,), "<3Qi", a, b, out, n)
+    report = launch(device, module, "vecadd", ((-(-n // 256),), (256,)), "<3Qi", a, b, out, n)
     assert report.threads == -(-n // 256) * 256
     assert (device.get(out) == x + y).all()
 
@@ -41,7 +41,7 @@ def test_matrix_product(module):
     x, y = (rng.integers(-9, 9, (n, n)).astype(np.float32) for _ in range(2))
     a, b, out = device.put(x), device.put(y), device.put(np.zeros((n, n), np.float32))
     name = "_Z6matmulILi16EEvPKfS1_Pfi"
-    launch(device, module, name, (4, 4), (16, 16), "<3Qi", a, b, out, n)
+    launch(device, module, name, ((4, 4), (16, 16)), "<3Qi", a, b, out, n)
     assert (device.get(out).reshape(n, n) == x @ y).all()
 
 
@@ -51,7 +51,7 @@ def test_reduction(module, block):
     values = rng.integers(0, 1 << 32, 10_007, dtype=np.uint32)
     device = Device()
     a, total = device.put(values), device.put(np.zeros(1, np.uint64))
-    launch(device, module, "reduce_sum", (6,), (block,), "<2Qi", a, total, len(values))
+    launch(device, module, "reduce_sum", ((6,), (block,)), "<2Qi", a, total, len(values))
     assert device.get(total)[0] == values.sum(dtype=np.uint64)
 
 
@@ -60,7 +60,7 @@ def test_histogram(module):
     values = rng.integers(0, 256, 30_011, dtype=np.uint8)
     device = Device()
     a, bins = device.put(values), device.put(np.zeros(64, np.uint32))
-    launch(device, module, "histogram", (6,), (192,), "<2Qi", a, bins, len(values))
+    launch(device, module, "histogram", ((6,), (192,)), "<2Qi", a, bins, len(values))
     assert device.get(bins).tolist() == np.bincount(values % 64, minlength=64).tolist()
 
 
@@ -81,5 +81,5 @@ def test_divergent_exits(module):
     device = Device()
     a, out = device.put(start), device.put(np.zeros(1000, np.uint32))
     name = "_ZN4demo7collatzEPKjPjij"
-    launch(device, module, name, (11,), (96,), "<2QiI", a, out, 1000, 100)
+    launch(device, module, name, ((11,), (96,)), "<2QiI", a, out, 1000, 100)
     assert device.get(out).tolist() == [collatz(value, 100) for value in start.tolist()]

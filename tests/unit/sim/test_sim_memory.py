@@ -5,6 +5,7 @@ import pytest
 from sim_kernels import HEAD, Device, kernel, run_threads, store_r
 
 from egpu.errors import DeviceFault, InputError, UnsupportedError
+from egpu.image.ptx import parse
 from egpu.sim import FaultKind
 
 
@@ -158,8 +159,6 @@ st.global.v4.u32 [%rd1], {{%r1, %r2, %r3, %r4}};
     params[8] = 200
     params[16:48] = np.arange(8, dtype=np.uint32).tobytes()
     params[48:52] = np.float32(9).tobytes()
-    from egpu.image.ptx import parse
-
     device.machine.launch(parse(text), "k", (1, 1, 1), (1, 1, 1), bytes(params))
     assert device.get(out).tolist() == [200, 3, 9, 7]
     with pytest.raises(InputError, match="40 bytes of parameters, 52 needed"):
