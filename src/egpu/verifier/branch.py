@@ -34,12 +34,6 @@ def _numbers(
     state: State, step: Step, op: JmpOp, left: Scalar, right: Scalar
 ) -> tuple[State | None, State | None]:
     low = step.width == 32
-    if step.register and step.dst == step.src:
-        # One register has one value: what its range says of two of them does not apply.
-        if op in (JmpOp.JEQ, JmpOp.JGE, JmpOp.JLE, JmpOp.JSGE, JmpOp.JSLE):
-            return None, state
-        if op is not JmpOp.JSET:
-            return state, None
     taken = compare(S64, op, low, left, right)
     if taken is None:
         return state, None

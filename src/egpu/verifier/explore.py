@@ -334,11 +334,12 @@ def _forget_frame(state: State) -> None:
 def replay(setting: Setting, decisions: list[bool], length: int) -> tuple[str, ...]:
     """The last of the first ``length`` instructions of a way, with the registers before each."""
     state, pc, ways = first_state(setting), 0, iter(decisions)
-    lines: deque[str] = deque(maxlen=setting.limits.path)
+    lines: list[str] = []
     recorder = Recorder()
     for remaining in range(length, 0, -1):
         step = setting.structure.step(pc)
-        lines.append(path_entry(setting.program, pc, state.frame))
+        if remaining <= setting.limits.path:
+            lines.append(path_entry(setting.program, pc, state.frame))
         if remaining == 1:
             break  # the refused one
         if step.kind is Kind.JUMP:

@@ -8,7 +8,7 @@ from egpu.verifier import checks
 from egpu.verifier.arithmetic import linked
 from egpu.verifier.checks import Access
 from egpu.verifier.report import Refusal
-from egpu.verifier.scalar import S64, Scalar
+from egpu.verifier.scalar import ANY, S64, Scalar
 from egpu.verifier.setting import Recorder, Setting, operand_of
 from egpu.verifier.state import (
     EMPTY_SLOT,
@@ -57,7 +57,7 @@ def _field_value(found: Field, skipped: int, size: int) -> Scalar:
     limit = (1 << 8 * size) - 1
     if found.maximum is not None and not skipped:
         return S64.from_range(0, min(found.maximum, limit))
-    return S64.truncate(S64.unknown, 8 * size)
+    return ANY[8 * size]
 
 
 def _loaded(
@@ -70,7 +70,7 @@ def _loaded(
         constant = _known_content(setting, pointer, size)
         if constant is not None:
             return S64.constant(constant)
-    return S64.truncate(S64.unknown, 8 * size)
+    return ANY[8 * size]
 
 
 def _known_content(setting: Setting, pointer: Pointer, size: int) -> int | None:
@@ -115,7 +115,7 @@ def _loaded_from_stack(
         assert value is not None, "stack_readable refused uninitialised bytes"
         return value
     checks.stack_readable(state, pointer, size)
-    return S64.truncate(S64.unknown, 8 * size)
+    return ANY[8 * size]
 
 
 def store(setting: Setting, recorder: Recorder, state: State, step: Step) -> None:
@@ -193,7 +193,7 @@ def atomic(setting: Setting, recorder: Recorder, state: State, step: Step) -> No
             clobber_stack(frame, pointer.offset, size)
         else:
             overwrite_somewhere(frame, pointer, size, S64.unknown)
-    fetched = S64.truncate(S64.unknown, step.width)
+    fetched = ANY[step.width]
     if step.imm == AtomicOp.CMPXCHG:
         registers[0] = fetched
     elif step.imm & 1:  # the FETCH bit

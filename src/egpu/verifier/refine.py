@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from egpu.bpf import arith
 from egpu.bpf.isa import JmpOp
 from egpu.verifier.scalar import Scalar, ScalarDomain
 from egpu.verifier.word import Width, Word
@@ -135,6 +136,9 @@ def compare(
     ``op`` None is "no common bit", the inverse of JSET.  Links are kept.
     """
     rule = _RULES[op]
+    if not (a.mask or b.mask) and domain.full.bits == 64:
+        holds = arith.compare(op or JmpOp.JSET, 32 if low else 64, a.value, b.value)
+        return (a, b) if holds == (op is not None) else None
     if low:
         pair = rule(domain.half, domain.low_word(a), domain.low_word(b))
         if pair is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from egpu.bpf import arith
 from egpu.bpf.isa import AluOp
 from egpu.errors import InternalError
 from egpu.verifier import tnum
@@ -59,7 +60,12 @@ class ScalarDomain:
 
     def constant(self, value: int) -> Scalar:
         """The scalar that is exactly ``value``, taken modulo the width."""
-        return Scalar(*self.full.constant(value), *self.half.constant(value)[2:])
+        full, half = self.full, self.half
+        value &= full.limit
+        low = value & half.limit
+        signed = value - full.limit - 1 if value & full.sign else value
+        signed_low = low - half.limit - 1 if low & half.sign else low
+        return Scalar(value, 0, value, value, signed, signed, low, low, signed_low, signed_low)
 
     def low_word(self, scalar: Scalar) -> Word:
         """The low half as a word of its own."""
@@ -126,6 +132,8 @@ class ScalarDomain:
 
     def alu(self, op: AluOp, a: Scalar, b: Scalar, *, signed: bool = False) -> Scalar:
         """``a op b`` at full width; ``signed`` selects SDIV and SMOD."""
+        if not (a.mask or b.mask) and self.full.bits == 64:
+            return self.constant(arith.alu(op, 64, int(signed), a.value, b.value))
         full = self.full.operations[op, signed](a.word, b.word)
         if not full.mask:
             return self.constant(full.value)
@@ -136,6 +144,8 @@ class ScalarDomain:
 
     def alu_low(self, op: AluOp, a: Scalar, b: Scalar, *, signed: bool = False) -> Scalar:
         """``a op b`` on the low halves, zero-extended."""
+        if not (a.mask or b.mask) and self.full.bits == 64:
+            return self.constant(arith.alu(op, 32, int(signed), a.value, b.value))
         operation = self.half.operations[op, signed]
         return self.from_low(operation(self.low_word(a), self.low_word(b)))
 
@@ -217,3 +227,6 @@ def covers(a: Scalar, b: Scalar) -> bool:
 
 
 S64 = ScalarDomain(64)
+
+# Any value of 8, 16, 32 or 64 bits, zero-extended.
+ANY = {bits: S64.from_range(0, (1 << bits) - 1) for bits in (8, 16, 32, 64)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from egpu.verifier.scalar import S64, Scalar
+from egpu.verifier.scalar import ANY, S64, Scalar
 from egpu.verifier.verified import Region
 
 INVALID, MISC, ZERO, SPILL = range(4)  # kinds of a stack byte
@@ -202,7 +202,7 @@ def read_stack(frame: Frame, offset: int, size: int) -> Value:
         return value if isinstance(value, Pointer) else S64.truncate(value, 8 * size)
     if kinds == bytes([ZERO]) * size:
         return S64.zero
-    return S64.truncate(S64.unknown, 8 * size)
+    return ANY[8 * size]
 
 
 def stack_slots(frame: Frame, offset: int, size: int) -> Iterator[tuple[int, int, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from egpu.bpf.program import Program
 
@@ -156,6 +157,11 @@ class VerifiedProgram:
     """
 
     __slots__ = ("_cost", "_facts", "_memory_size", "_policy", "_program")
+    _program: Program
+    _policy: Policy
+    _facts: Facts
+    _cost: Cost
+    _memory_size: int
 
     def __init_subclass__(cls) -> None:
         raise TypeError("VerifiedProgram cannot be subclassed")
@@ -172,11 +178,21 @@ class VerifiedProgram:
     ) -> None:
         if seal is not _SEAL:
             raise TypeError("only egpu.verifier.verify() makes a VerifiedProgram")
-        self._program = program
-        self._policy = policy
-        self._facts = facts
-        self._cost = cost
-        self._memory_size = memory_size
+        for name, value in (
+            ("_program", program),
+            ("_policy", policy),
+            ("_facts", facts),
+            ("_cost", cost),
+            ("_memory_size", memory_size),
+        ):
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a VerifiedProgram does not change; {name} cannot be set")
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        # A copy or a pickle would be built without the seal, with whatever content.
+        raise TypeError("a VerifiedProgram cannot be copied or stored; verify the program again")
 
     @property
     def program(self) -> Program:

@@ -67,12 +67,14 @@ class Width:
     def reduce(self, bits: tnum.Tnum, umin: int, umax: int, smin: int, smax: int) -> Word | None:
         """The tightest word of these facts that a few rounds find, None if they contradict."""
         value, mask = bits
-        limit, sign = self.limit, self.sign
+        limit, sign, wrap = self.limit, self.sign, self.limit + 1
         while True:
             umin = max(umin, value)
             umax = min(umax, value | mask)
-            if not (umin ^ umax) & sign:
-                smin, smax = max(smin, self.signed(umin)), min(smax, self.signed(umax))
+            if umin ^ umax < sign:  # one half of the circle: signed order is unsigned order
+                negative = wrap if umin >= sign else 0
+                smin = max(smin, umin - negative)
+                smax = min(smax, umax - negative)
             if smin > smax:
                 return None
             if smin >= 0 or smax < 0:
@@ -84,14 +86,15 @@ class Width:
                 umax, smin = min(umax, smax), 0
             if umin > umax:
                 return None
-            tightened = tnum.intersect((value, mask), tnum.from_range(umin, umax))
-            if tightened is None:
-                return None
-            if tightened == (value, mask) and umin >= value and umax <= value | mask:
+            unknown = (1 << (umin ^ umax).bit_length()) - 1
+            if (value ^ umin) & ~unknown & ~mask:
+                return None  # the bits that all of the range shares are known otherwise
+            if not mask & ~unknown:
                 break
-            value, mask = tightened
-        if not (umin ^ umax) & sign:
-            smin, smax = max(smin, self.signed(umin)), min(smax, self.signed(umax))
+            value, mask = value | umin & ~unknown & mask, mask & unknown
+        if umin ^ umax < sign:
+            negative = wrap if umin >= sign else 0
+            smin, smax = max(smin, umin - negative), min(smax, umax - negative)
             if smin > smax:
                 return None
         return Word(value, mask, umin, umax, smin, smax)
