@@ -7,7 +7,6 @@ from egpu.bpf.header import default_path, header_text, main
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.maptypes import MapType
 
-
 # Named, because the package under test may be an installed one.
 COMMITTED = Path(__file__).resolve().parents[2] / "bpf" / "include" / "egpu.bpf.h"
 
