@@ -51,7 +51,9 @@ class Chunk:
             step = steps[number]
             self.now = step
             self.tick()
+            lanes.elapsed += 1
             if step.action is not Action.PLAIN:
+                self._age()
                 self._flow(number, step)
                 return
             if step.guard is None:
@@ -60,7 +62,13 @@ class Chunk:
             else:
                 self._guarded(step)
             number += 1
+        self._age()
         self.threads.ready[lanes.select] = number
+
+    def _age(self) -> None:
+        """The group's burst is over: its warps are that many steps older, each once."""
+        self.lanes.age[self.lanes.warp[self.lanes.select]] += self.lanes.elapsed
+        self.lanes.elapsed = 0
 
     def _guard(self, step: Step) -> Array:
         flags: Array = self.lanes.registers[step.guard or 0][self.lanes.select]
@@ -153,7 +161,11 @@ class Chunk:
         if not len(free):
             return
         self._reduce(free)
-        done = np.unique(lanes.block[free] * BARRIERS + threads.barrier[free])
+        group = lanes.block[free] * BARRIERS + threads.barrier[free]
+        latest = np.zeros(size, np.int64)  # all go on when the slowest warp is there
+        np.maximum.at(latest, group, lanes.age[lanes.warp[free]])
+        lanes.age[lanes.warp[free]] = latest[group]
+        done = np.unique(group)
         self.arrived.reshape(-1)[done] = 0
         threads.release_barrier(free)
 

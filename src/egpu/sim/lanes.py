@@ -6,7 +6,6 @@ block in linear order.  ``select`` is ``slice(None)`` when all of them execute, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -52,14 +51,16 @@ class Lanes:
         first: int,
         blocks: int,
         params: bytes,
-        clock: Callable[[], int],
+        start: int,
     ) -> None:
         self.shape = shape
         self.memory = memory
-        self.clock = clock
         self.printed: list[str] = []
         count = blocks * shape.threads
         self.count = count
+        # a thread's clock is start + its warp's age, and in a running group + elapsed
+        self.start = start
+        self.elapsed = 0
         self.select: Select = slice(None)
         self.registers: list[Array] = []
         thread = np.arange(count, dtype=np.int64)
@@ -70,6 +71,7 @@ class Lanes:
         self.warps_per_block = -(-shape.threads // WARP)
         self.warp = self.block * self.warps_per_block + self.linear // WARP
         self.warp_count = blocks * self.warps_per_block
+        self.age: Array = np.zeros(self.warp_count, np.int64)
         self.first = first
         self.block_count = blocks
         self.special = _special(self)
@@ -88,6 +90,11 @@ class Lanes:
     def size(self) -> int:
         """How many threads execute."""
         return self.count if isinstance(self.select, slice) else len(self.select)
+
+    def now(self) -> Array:
+        """The clocks of the executing threads."""
+        ticks: Array = self.age[self.warp[self.select]] + (self.start + self.elapsed)
+        return ticks.view(np.uint64)
 
     def ballot(self, flags: Array) -> Array:
         """Per executing thread: the lane mask of the executing lanes of its warp with a true flag.

@@ -1,13 +1,15 @@
 """The simulated device: launches of parsed PTX on device memory.
 
-Clocks are simulated: one nanosecond and one cycle for each step executed by a group of threads,
-counted over all launches of the machine, so runs are repeatable and times say nothing about a
-device.  Blocks go to SMs in turn (%smid is the linear block index modulo ``sm_count``).
+Clocks are simulated: one nanosecond and one cycle for each instruction that a warp executes, so
+diverged lanes cost what they cost on a device; at a barrier warps wait for the slowest.  All blocks
+of a chunk start at once, the next chunk when they have ended, the next launch after that.  Runs are
+repeatable, and times compare the work of warps but say nothing about a device.  Blocks go to SMs in
+turn (%smid is the linear block index modulo ``sm_count``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,13 +31,17 @@ SHARED_LIMIT = 232_448
 
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
-    """What a launch did. ``steps`` instructions by groups of threads, also its simulated cycles;
-    ``printed`` what the kernel printed."""
+    """What a launch did.
+
+    ``steps`` counts instructions of groups of threads, ``cycles`` simulated time; ``printed`` is
+    what the kernel printed.
+    """
 
     kernel: str
     blocks: int
     threads: int
     steps: int
+    cycles: int
     printed: str = ""
 
 
@@ -113,41 +119,44 @@ class Machine:
             grid, block, shared, layout.local, dynamic_shared, self.sm_count, self.launches
         )
         _check(compiled, shape, params)
-        start = self.cycles
+        start, tick = self.cycles, _Ticker(kernel, self.step_limit)
         per_chunk = shape.blocks if together else max(1, CHUNK_THREADS // shape.threads)
         printed: list[str] = []
         with np.errstate(all="ignore"):
             for first in range(0, shape.blocks, per_chunk):
                 count = min(per_chunk, shape.blocks - first)
                 lanes = Lanes(
-                    shape, self.memory, first=first, blocks=count, params=params, clock=self._clock
+                    shape, self.memory, first=first, blocks=count, params=params, start=self.cycles
                 )
-                Chunk(compiled, lanes, self._ticker(kernel, start)).run()
+                Chunk(compiled, lanes, tick).run()
+                self.cycles += int(lanes.age.max())
                 printed += lanes.printed
         return LaunchReport(
             kernel,
             shape.blocks,
             shape.blocks * shape.threads,
+            tick.steps,
             self.cycles - start,
             "".join(printed),
         )
 
-    def _clock(self) -> int:
-        return self.cycles
 
-    def _ticker(self, kernel: str, start: int) -> Callable[[], None]:
-        limit = start + self.step_limit
+class _Ticker:
+    """Counts the steps of a launch and ends one that does not."""
 
-        def tick() -> None:
-            self.cycles += 1
-            if self.cycles > limit:
-                raise SimulatedFault(
-                    f"not finished after {self.step_limit} steps",
-                    kind=FaultKind.TIMEOUT,
-                    kernel=kernel,
-                )
+    def __init__(self, kernel: str, limit: int) -> None:
+        self.kernel = kernel
+        self.limit = limit
+        self.steps = 0
 
-        return tick
+    def __call__(self) -> None:
+        self.steps += 1
+        if self.steps > self.limit:
+            raise SimulatedFault(
+                f"not finished after {self.limit} steps",
+                kind=FaultKind.TIMEOUT,
+                kernel=self.kernel,
+            )
 
 
 def _check(kernel: Kernel, shape: Shape, params: bytes) -> None:

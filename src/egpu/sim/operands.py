@@ -232,8 +232,8 @@ def _special(name: str, type: ScalarType) -> Read:
         mask, shift = (1 << clock[0]) - 1, clock[1]
 
         def read_clock(lanes: Lanes) -> Array:
-            value = lanes.clock() >> shift & mask
-            return np.array([value], np.uint64).astype(type.raw)
+            value = lanes.now() >> np.uint64(shift) & np.uint64(mask)
+            return value.astype(type.raw)
 
         return read_clock
 

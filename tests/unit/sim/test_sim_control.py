@@ -386,3 +386,44 @@ def test_report_counts():
     )
     assert (report.blocks, report.threads, report.kernel, report.printed) == (6, 198, "k", "")
     assert report.steps == 1
+
+
+def test_clocks_belong_to_warps():
+    # warp 1 loops longer than warp 0, and both leave a barrier at one time
+    body = """
+mov.u64 %rd2, %clock64;
+setp.lt.u32 %p1, %r32, 32;
+selp.u32 %r2, 10, 100, %p1;
+loop:
+sub.u32 %r2, %r2, 1;
+setp.ne.u32 %p2, %r2, 0;
+@%p2 bra loop;
+mov.u64 %rd3, %clock64;
+bar.sync 0;
+mov.u64 %rd4, %clock64;
+sub.u64 %rd3, %rd3, %rd2;
+sub.u64 %rd4, %rd4, %rd2;
+mad.lo.u64 %rd3, %rd4, 1000, %rd3;
+"""
+    got = run_threads(body + store_r("%rd3", 64), 1, 64, np.uint64)
+    short, long = 10 * 3 + 3, 100 * 3 + 3
+    assert got.tolist() == [1000 * (long + 2) + short] * 32 + [1000 * (long + 2) + long] * 32
+
+
+def test_diverged_lanes_cost_time_on_both_ways():
+    body = """
+mov.u64 %rd2, %clock64;
+and.b32 %r2, %r0, 1;
+setp.eq.u32 %p1, %r2, 0;
+@%p1 bra even;
+mov.u32 %r3, 1;
+mov.u32 %r3, 2;
+bra.uni join;
+even:
+mov.u32 %r3, 3;
+join:
+mov.u64 %rd3, %clock64;
+sub.u64 %rd3, %rd3, %rd2;
+"""
+    got = run_threads(body + store_r("%rd3", 64), 1, 32, np.uint64)
+    assert set(got.tolist()) == {3 + 3 + 1 + 1}
