@@ -105,8 +105,11 @@ static void added(const struct node *n, CUresult result)
 
 static CUfunction present(CUgraphNode node)
 {
-    CUDA_KERNEL_NODE_PARAMS_v1 p = {0};
-    return CALL(cuGraphKernelNodeGetParams, node, &p) == CUDA_SUCCESS ? p.func : NULL;
+    CUDA_KERNEL_NODE_PARAMS_v2 p = {0};
+    if (CALL(cuGraphKernelNodeGetParams_v2, node, &p) == CUDA_SUCCESS ||
+        CALL(cuGraphKernelNodeGetParams, node, &p.base) == CUDA_SUCCESS)
+        return p.base.func;
+    return NULL;
 }
 
 static void start_v1(struct node *n, const CUDA_KERNEL_NODE_PARAMS_v1 *p, CUfunction now)

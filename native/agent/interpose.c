@@ -27,7 +27,7 @@ static _Atomic(void *) driver;
 static char absent;
 
 /* A sanitizer's runtime calls dlsym before it is ready for instrumented code. */
-#define EARLY __attribute__((no_sanitize("address", "undefined")))
+#define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
 
 EARLY static void find_dlsym(void)
 {

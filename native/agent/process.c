@@ -64,7 +64,6 @@ void egpu_stop(void)
 {
     int live = PHASE_LIVE;
     atomic_compare_exchange_strong(&egpu.phase, &live, PHASE_STOPPED);
-    egpu_wake();
 }
 
 /* A driver call of the agent must not disturb a capture of the workload: cuMemAlloc in another mode
@@ -121,8 +120,8 @@ static void at_exit(void)
 {
     if (!egpu_mine() || atomic_exchange(&ended, 1))
         return;
+    egpu_stop(); /* first: what is counted as probed must be in the last snapshot */
     egpu_finish(NULL);
-    egpu_stop();
 }
 
 static void in_child(void)
@@ -148,8 +147,8 @@ static void start(void)
         egpu_say("EGPU_SOCKET is not set; running unprobed");
         return;
     }
-    egpu.pid = getpid();
     egpu_table_init();
+    egpu.pid = getpid();
     if (egpu_wire_connect(path) != 0 || egpu_wire_hello() != 0)
         return; /* said why */
     if (pthread_atfork(NULL, NULL, in_child) != 0 || atexit(at_exit) != 0) {
@@ -171,9 +170,11 @@ CUresult cuInit(unsigned flags)
     CUresult result = CALL(cuInit, flags);
     if (result != CUDA_SUCCESS)
         return result;
+    if (egpu.pid != 0 && !egpu_mine())
+        return result; /* a forked child, in which the lock may be held for ever */
     struct quiet quiet = egpu_quiet();
     pthread_mutex_lock(&start_lock);
-    if (!started && (egpu.pid == 0 || egpu_mine())) {
+    if (!started) {
         started = true;
         start();
     }

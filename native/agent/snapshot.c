@@ -28,28 +28,37 @@ static bool alive(struct arena *arena)
     return CALL(cuCtxSetCurrent, arena->context) == CUDA_SUCCESS;
 }
 
-/* One copy per ring map, and only if a reader has moved. */
+/* Has a reader of this ring map moved?  Remembers where they are. */
+static bool moved(struct arena *arena, const struct egpu_ring *ring, uint64_t *last)
+{
+    bool any = false;
+    for (uint64_t n = 0; n < ring->count; n++) {
+        uint64_t at = ring->host_offset + n * ring->host_stride;
+        uint64_t now = atomic_load_explicit((_Atomic uint64_t *)(void *)(arena->host + at),
+                                            memory_order_acquire);
+        any |= now != last[n];
+        last[n] = now;
+    }
+    return any;
+}
+
+/* One copy per ring map whose readers have moved. */
 static bool copy_positions(struct arena *arena)
 {
     uint64_t *last = arena->positions;
     for (uint32_t i = 0; i < arena->ring_count; i++) {
         const struct egpu_ring *ring = &arena->rings[i];
-        bool moved = false;
-        for (uint64_t n = 0; n < ring->count; n++) {
-            uint64_t now = atomic_load_explicit(
-                control(arena, (unsigned)(ring->host_offset + n * ring->host_stride)),
-                memory_order_acquire);
-            moved |= now != last[n];
-            last[n] = now;
-        }
+        bool wanted = moved(arena, ring, last);
         last += ring->count;
+        if (!wanted)
+            continue;
         CUDA_MEMCPY2D_v2 copy = {
             .srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = arena->host + ring->host_offset,
             .srcPitch = ring->host_stride, .dstMemoryType = CU_MEMORYTYPE_DEVICE,
             .dstDevice = arena->address + ring->device_offset, .dstPitch = ring->device_stride,
             .WidthInBytes = sizeof(uint64_t), .Height = ring->count,
         };
-        if (moved && CALL(cuMemcpy2DAsync_v2, &copy, arena->stream) != CUDA_SUCCESS)
+        if (!alive(arena) || CALL(cuMemcpy2DAsync_v2, &copy, arena->stream) != CUDA_SUCCESS)
             return false;
     }
     return true;
@@ -87,13 +96,13 @@ static void give_up(struct arena *arena)
 
 static bool tick(struct arena *arena, uint64_t now)
 {
-    if (!alive(arena))
-        return false;
     if (!copy_positions(arena))
         return false;
-    if (arena->copying && end(arena) < 0)
-        return false;
     bool due = egpu.snapshot_ms != 0 && now >= arena->snapshot_due;
+    if (!arena->copying && !arena->requested && !due)
+        return true; /* nothing to do: no driver call */
+    if (!alive(arena) || (arena->copying && end(arena) < 0))
+        return false;
     return arena->copying || !(arena->requested || due) || begin(arena);
 }
 

@@ -84,10 +84,16 @@ static struct table *room(void)
     return larger;
 }
 
+/* A library and its module in some context hold the same kernels. */
+static const struct module *root(const struct module *module)
+{
+    return module != NULL && module->of != NULL ? module->of : module;
+}
+
 static bool same(const struct entry *entry, enum handle_kind kind, const struct module *module,
                  const char *name)
 {
-    return entry != NULL && entry->kind == kind && entry->module == module &&
+    return entry != NULL && entry->kind == kind && root(entry->module) == root(module) &&
            (entry->name == NULL ? name == NULL : name != NULL && strcmp(entry->name, name) == 0);
 }
 
@@ -152,16 +158,18 @@ struct entry *egpu_learn(void *handle)
     const char *name = NULL;
     if (handle == NULL)
         return NULL;
-    if (CALL(cuFuncGetModule, &module, handle) == CUDA_SUCCESS) {
-        if (CALL(cuFuncGetName, &name, handle) != CUDA_SUCCESS)
-            name = NULL;
+    /* The names tell the kinds apart: cuFuncGetName refuses a CUkernel. */
+    if (CALL(cuFuncGetName, &name, handle) == CUDA_SUCCESS) {
+        if (CALL(cuFuncGetModule, &module, handle) != CUDA_SUCCESS)
+            module = NULL;
         return egpu_note(handle, HANDLE_FUNCTION, egpu_module_of(module), name);
     }
-    if (CALL(cuKernelGetName, &name, handle) != CUDA_SUCCESS)
-        return NULL;
-    if (CALL(cuKernelGetLibrary, &library, handle) != CUDA_SUCCESS)
-        library = NULL;
-    return egpu_note(handle, HANDLE_KERNEL, egpu_module_of(library), name);
+    if (CALL(cuKernelGetName, &name, handle) == CUDA_SUCCESS) {
+        if (CALL(cuKernelGetLibrary, &library, handle) != CUDA_SUCCESS)
+            library = NULL;
+        return egpu_note(handle, HANDLE_KERNEL, egpu_module_of(library), name);
+    }
+    return NULL; /* counted in slot 0 */
 }
 
 /* Slot 0 collects what finds no slot of its own. */

@@ -8,18 +8,19 @@
 
 #include "agent.h"
 
-enum { STACK = 256 * 1024 };
-enum { FINISH_NONE, FINISH_WANTED, FINISH_DONE };
+enum { FINISH_NONE, FINISH_CLAIMED, FINISH_WANTED, FINISH_DONE };
 
 static _Atomic int running;
 static _Atomic int finish_state;
 static _Atomic(CUcontext) finish_context;
+static _Atomic int abandoned; /* nobody waits for the finish that is under way */
 static unsigned char packet[EGPU_PACKET_LIMIT];
 
 static void lost(void)
 {
     egpu_say("the session is gone; the rest runs unprobed");
     egpu_stop();
+    egpu_wake();
     egpu_enable_all(0);
     egpu_wire_close();
 }
@@ -61,6 +62,7 @@ static void dispatch(size_t size, int *files)
         break;
     case EGPU_DETACH:
         egpu_stop();
+        egpu_wake();
         egpu_enable_all(0);
         break;
     default: /* a later version may say more; nothing here depends on it */
@@ -75,6 +77,7 @@ static void dispatch(size_t size, int *files)
 static bool finish(void)
 {
     CUcontext only = atomic_load(&finish_context);
+    egpu_wake();
     for (struct arena *arena = egpu_arenas(); arena != NULL; arena = arena->next) {
         if (atomic_load(&arena->state) != ARENA_READY || (only && arena->context != only))
             continue;
@@ -82,7 +85,7 @@ static bool finish(void)
             CALL(cuCtxSynchronize);
         egpu_snapshot_now(arena, egpu_now() + egpu.exit_wait_ms * 1000000ull, only == NULL);
     }
-    atomic_store(&finish_state, FINISH_DONE);
+    atomic_store(&finish_state, atomic_exchange(&abandoned, 0) ? FINISH_NONE : FINISH_DONE);
     return only == NULL;
 }
 
@@ -123,7 +126,6 @@ int egpu_thread_start(void)
     sigfillset(&all);
     if (pthread_attr_init(&attributes) != 0)
         return -1;
-    pthread_attr_setstacksize(&attributes, STACK);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     atomic_store(&running, 1);
@@ -155,18 +157,20 @@ void egpu_finish(CUcontext only)
     if (!any_ready(only))
         return;
     while (atomic_load(&running) &&
-           !atomic_compare_exchange_strong(&finish_state, &none, FINISH_WANTED)) {
+           !atomic_compare_exchange_strong(&finish_state, &none, FINISH_CLAIMED)) {
         none = FINISH_NONE;
         if (egpu_now() > deadline)
             return;
         nanosleep(&nap, NULL);
     }
     atomic_store(&finish_context, only);
+    atomic_store(&finish_state, FINISH_WANTED);
     while (atomic_load(&running) && atomic_load(&finish_state) != FINISH_DONE) {
         if (egpu_now() > deadline) {
             egpu_say("the device did not finish in %u ms; counts are those of the last snapshot",
                      egpu.exit_wait_ms);
-            return; /* the state stays: later requests would find the thread still busy */
+            atomic_store(&abandoned, 1); /* the thread clears the state when it gets there */
+            return;
         }
         nanosleep(&nap, NULL);
     }
