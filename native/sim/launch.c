@@ -214,6 +214,7 @@ CUresult launch_run(const struct sim_launch *launch) {
   CUresult result = wire_launch(launch);
   switch (result) {
     case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_ASSERT:
     case CUDA_ERROR_MISALIGNED_ADDRESS:
     case CUDA_ERROR_LAUNCH_FAILED:
     case CUDA_ERROR_LAUNCH_TIMEOUT:

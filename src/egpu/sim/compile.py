@@ -35,6 +35,7 @@ from egpu.sim.operands import (
 )
 from egpu.sim.ops_warp import mask_operand
 from egpu.sim.steps import Action, Barrier, Collective, Kernel, Step
+from egpu.sim.system_calls import SYSTEM_CALLS
 from egpu.sim.tables import COLLECTIVES, build
 from egpu.sim.types import PREDICATE, TYPES, U32
 
@@ -247,12 +248,18 @@ class _Compiler:
     def _call(self, ins: Instruction, scope: Scope, step: Step) -> None:
         lists = [operand for operand in ins.operands if isinstance(operand, Vector)]
         names = [operand for operand in ins.operands if isinstance(operand, Symbol)]
-        if not names or names[0].name not in self.functions:
-            called = names[0].name if names else "a function pointer"
-            raise unsupported(ins, f" of {called}, which has no body here")
-        function = self.functions[names[0].name]
-        returned = lists[0].items if _returns_first(ins) else ()
+        called = names[0].name if names else "a function pointer"
+        returned = lists[0].items if isinstance(ins.operands[0], Vector) else ()
         given = lists[-1].items if len(lists) > (1 if returned else 0) else ()
+        if called in SYSTEM_CALLS and called not in self.functions:
+            inputs = tuple(_passed(scope, called, operand).address for operand in given)
+            outputs = [_passed(scope, called, operand).address for operand in returned]
+            step.run = SYSTEM_CALLS[called](inputs, outputs[0] if outputs else None)
+            self.steps.append(step)
+            return
+        function = self.functions.get(called)
+        if function is None:
+            raise unsupported(ins, f" of {called}, which has no body here")
         if self.calls.count(function.name) >= RECURSION:
             step.action = Action.REFUSE
             step.refusal = UnsupportedError(
@@ -286,12 +293,7 @@ class _Compiler:
         if len(formal) != len(actual):
             raise InputError(f"{function.name} takes {len(function.parameters)} arguments")
         for parameter, operand in zip(formal, actual, strict=True):
-            found = scope.find(operand.name) if isinstance(operand, Register | Symbol) else None
-            if not isinstance(found, PlaceName) or found.space != "local":
-                raise UnsupportedError(
-                    f"call of {function.name} with {parameter.name} in a register",
-                    needs="arguments in .param variables, as compilers pass them",
-                )
+            found = _passed(scope, function.name, operand)
             inner.names[parameter.name] = found  # the caller fills them anew for each call
         self.label_count += 1
         leave = -1 - self.label_count
@@ -300,8 +302,15 @@ class _Compiler:
         self.calls.pop()
 
 
-def _returns_first(ins: Instruction) -> bool:
-    return isinstance(ins.operands[0], Vector)
+def _passed(scope: Scope, called: str, operand: Operand) -> PlaceName:
+    """The .param variable that holds an argument or takes a result."""
+    found = scope.find(operand.name) if isinstance(operand, Register | Symbol) else None
+    if not isinstance(found, PlaceName) or found.space != "local":
+        raise UnsupportedError(
+            f"call of {called} with an argument in a register",
+            needs="arguments in .param variables, as compilers pass them",
+        )
+    return found
 
 
 def _is_value(operand: Operand) -> bool:

@@ -12,6 +12,7 @@ class FaultKind(enum.Enum):
 
     ILLEGAL_ADDRESS = 700
     TIMEOUT = 702
+    ASSERT = 710
     MISALIGNED_ADDRESS = 716
     LAUNCH_FAILED = 719
 
