@@ -75,6 +75,34 @@ def test_part(device, program, part):
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
+def test_printed_text_reaches_standard_output(device, program):
+    done = run(device, program, "print")
+    assert (done.returncode, done.stdout) == (0, "hi 0\nhi 1\nok\n"), done.stderr
+
+
+def test_driver_under_sanitizers(device, tmp_path):
+    """The driver's sources linked into the program: leaks are left to the program's own habits."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc)")
+    program = tmp_path / "sanitized"
+    sources = [str(SOURCE), *map(str, sorted((ROOT / "native/sim").glob("*.c")))]
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-g", "-fsanitize=address,undefined"]
+    flags += ["-fno-sanitize-recover=undefined", f"-I{ROOT / 'native/sim'}", "-pthread"]
+    built = subprocess.run(
+        [compiler, *flags, *sources, "-o", str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "cannot find -lasan" in built.stderr or "libasan" in built.stderr:
+        pytest.skip("the compiler has no sanitizer libraries")
+    assert built.returncode == 0, built.stderr
+    for part in ("device", "memory", "launch", "library", "capture", "host", "fault", "refusals"):
+        done = run(device, program, part, ASAN_OPTIONS="detect_leaks=0")
+        assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
 def test_fault_is_sticky_and_named(device, program):
     done = run(device, program, "fault")
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr

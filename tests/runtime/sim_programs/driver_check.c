@@ -364,6 +364,23 @@ static void part_lookup(void) {
   EXPECT(CUDA_ERROR_NOT_FOUND, cuGetProcAddress("cuNoSuchThing", &function, 13000, 0));
 }
 
+static const char printing[] =
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
+    ".extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);\n"
+    ".global .align 1 .b8 format[8] = {104, 105, 32, 37, 100, 10, 0};\n"
+    ".visible .entry greet() { .local .align 8 .b8 depot[8]; .reg .b32 %r<3>; .reg .b64 %rd<5>;\n"
+    "mov.u32 %r1, %tid.x; mov.u64 %rd1, depot; st.local.u32 [%rd1], %r1; cvta.local.u64 %rd2, %rd1;\n"
+    "mov.u64 %rd3, format; { .param .b64 f; st.param.b64 [f], %rd3; .param .b64 a; st.param.b64 [a], %rd2;\n"
+    ".param .b32 r; call.uni (r), vprintf, (f, a); } ret; }\n";
+
+static void part_print(void) {
+  CUfunction greet;
+  start();
+  OK(cuModuleLoadData(&module, printing));
+  OK(cuModuleGetFunction(&greet, module, "greet"));
+  OK(cuLaunchKernel(greet, 1, 1, 1, 2, 1, 1, 0, NULL, NULL, NULL));
+}
+
 static void part_fork(void) {
   CUdeviceptr data;
   start();
@@ -385,7 +402,7 @@ int main(int argc, char **argv) {
   } parts[] = {
       {"device", part_device},     {"memory", part_memory}, {"launch", part_launch},     {"library", part_library},
       {"capture", part_capture},   {"host", part_host_memory}, {"fault", part_fault},    {"refusals", part_refusals},
-      {"lookup", part_lookup},     {"fork", part_fork},
+      {"print", part_print},       {"lookup", part_lookup},     {"fork", part_fork},
   };
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
     if (argc == 2 && !strcmp(argv[1], parts[i].name)) {
