@@ -51,11 +51,11 @@ native:
 	$(WITH_VENV) cmake --build build/native
 	$(WITH_VENV) cmake --install build/native --prefix src
 
-gpu-test: native
-	PYTHONPATH=src $(PYTHON) tests/gpu/run.py
+gpu-test:
+	$(PYTHON) tests/gpu/run.py
 
-bench: native
-	PYTHONPATH=src $(PYTHON) bench/run.py
+bench:
+	$(PYTHON) bench/run.py
 
 clean:
 	rm -rf $(VENV) build dist src/egpu/_native

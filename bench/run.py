@@ -1,6 +1,6 @@
 """All benchmarks on a real GPU: a table for people, one JSON line for results.md.
 
-    PYTHONPATH=src python bench/run.py [--launches N] [--json FILE]
+    python bench/run.py [--launches N] [--json FILE]
 
 Every ratio is against the unprobed kernel in the same run, after results and counts were checked;
 a wrong one ends the benchmark without a number.

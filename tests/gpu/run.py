@@ -1,6 +1,6 @@
 """Every check that needs a real GPU, in one go.
 
-    PYTHONPATH=src python tests/gpu/run.py [--only WORD]... [--json FILE] [--conformance DIR]
+    python tests/gpu/run.py [--only WORD]... [--json FILE] [--conformance DIR]
 
 Builds the native parts and the workloads with cmake, cc and nvcc, runs each check, prints a line
 for each and a summary.  ``--only`` takes checks whose name contains the word.  Exit code 0 if all
