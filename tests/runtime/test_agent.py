@@ -545,7 +545,8 @@ def test_workload_killed(bench, broker):
         row = only(server)
     assert result.returncode == -signal.SIGKILL
     assert broker.control("final") == 0
-    assert row.probed == len(result.of("launch plain twin"))
+    # The driver has a launch before it is counted; death may come between.
+    assert len(result.of("launch plain twin")) - row.probed in (0, 1)
 
 
 # ---------------------------------------------------------------------- cost

@@ -86,6 +86,11 @@ def test_too_large_or_incomplete():
 # ---------------------------------------------------------------------- server
 
 
+@pytest.fixture(scope="module")
+def bench_folder():
+    return harness.build("plain")
+
+
 @pytest.fixture
 def broker():
     made = harness.Broker()
@@ -243,6 +248,18 @@ def test_snapshot_that_is_not_answered(server):
 
 
 # ---------------------------------------------------------------------- launch
+
+
+def test_many_short_processes_leave_little(bench_folder, tmp_path):
+    """Stats of ended processes are cut to what was used; they stay readable after close()."""
+    broker = harness.Broker(twins={})
+    bench = harness.Bench(bench_folder, tmp_path)
+    with bench.server(broker) as server:
+        for _ in range(4):
+            bench.run(server, "plain", 2)
+        sizes = [len(peer._stats) for peer in server._peers]
+    assert max(sizes[:3]) < 10_000
+    assert [process.kernels[0].launches for process in server.processes()] == [2] * 4
 
 
 def test_environment_keeps_what_is_there(tmp_path):

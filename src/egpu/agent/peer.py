@@ -51,22 +51,24 @@ class Peer:
         self.names: dict[int, str] = {}
         self.refusals: dict[int, list[str]] = {}
         self.twins: dict[int, TwinState] = {}
-        self._images: dict[int, int] = {}  # image number: descriptor
+        self._images: dict[int, bytes] = {}
         self._lock = threading.Lock()
         self._size = wire.STATS_HEADER_SIZE + wire.STATS_SLOTS * wire.STATS_SLOT_SIZE
-        self._stats: mmap.mmap | None = None
+        self._stats_lock = threading.Lock()
+        self._stats: mmap.mmap | bytes = b""
 
     def open_stats(self) -> int:
         """Makes the stats memory; gives a descriptor that the caller closes."""
         file = channel.memory_file("egpu-stats", self._size)
         try:
-            self._stats = mmap.mmap(file, self._size)
+            memory = mmap.mmap(file, self._size)
         except OSError as error:
             os.close(file)
             raise AgentError(f"stats memory cannot be mapped: {error.strerror}") from error
         _HEADER.pack_into(
-            self._stats, 0, wire.STATS_MAGIC, wire.WIRE_VERSION, wire.STATS_SLOTS, *[0] * 6
+            memory, 0, wire.STATS_MAGIC, wire.WIRE_VERSION, wire.STATS_SLOTS, *[0] * 6
         )
+        self._stats = memory
         return file
 
     @property
@@ -86,20 +88,18 @@ class Peer:
                     self.connection.shutdown(socket.SHUT_RDWR)
 
     def keep_image(self, packet: Packet, files: list[int]) -> None:
-        """Keeps the descriptor of an IMAGE message."""
-        if len(files) != 1 or not 0 < packet.fields["size"] <= IMAGE_LIMIT:
+        """Keeps what an IMAGE message brings: as bytes, which take the same memory as the memfd but
+        no descriptor (the session's limit of those is the workload's too)."""
+        size = packet.fields["size"]
+        if len(files) != 1 or not 0 < size <= IMAGE_LIMIT:
             raise AgentError("IMAGE message without its file")
+        data = _read(files[0], 0, size, "the image that the workload sent")
         with self._lock:
-            old = self._images.pop(packet.fields["image"], None)
-            self._images[packet.fields["image"]] = files.pop()
-        if old is not None:
-            os.close(old)
+            self._images[packet.fields["image"]] = data
 
     def drop_image(self, number: int) -> None:
         with self._lock:
-            file = self._images.pop(number, None)
-        if file is not None:
-            os.close(file)
+            self._images.pop(number, None)
 
     def image_reader(self, packet: Packet) -> Callable[[], bytes]:
         """Reads, when it is called, the image that a RESOLVE names."""
@@ -110,9 +110,8 @@ class Peer:
         if packet.fields["source"] == ImageSource.NONE:
             return _never_seen
         with self._lock:
-            kept = self._images.get(number)
-            file = os.dup(kept) if kept is not None else None
-        return _Held(file, size) if file is not None else _never_seen
+            data = self._images.get(number)  # kept by the reader, should the module be unloaded
+        return (lambda: data) if data is not None else _never_seen
 
     def kernel_seen(self, packet: Packet) -> KernelSeen:
         """The RESOLVE as the broker sees it."""
@@ -147,7 +146,6 @@ class Peer:
         return state
 
     def _kernel(self, slot: int) -> SlotStats | None:
-        assert self._stats is not None
         at = wire.STATS_HEADER_SIZE + slot * wire.STATS_SLOT_SIZE
         values = _SLOT.unpack_from(self._stats, at)
         if slot not in self.names and not any(values):
@@ -169,9 +167,10 @@ class Peer:
 
     def stats(self) -> ProcessStats:
         """What the process has counted so far."""
-        assert self._stats is not None
-        _, _, _, used, graph_launches, nodes, images, twins, _ = _HEADER.unpack_from(self._stats, 0)
-        rows = (self._kernel(slot) for slot in range(min(used + 1, wire.STATS_SLOTS)))
+        with self._stats_lock:
+            header = _HEADER.unpack_from(self._stats, 0)
+            _, _, _, used, graph_launches, nodes, images, twins, _ = header
+            rows = [self._kernel(slot) for slot in range(min(used + 1, wire.STATS_SLOTS))]
         return ProcessStats(
             pid=self.pid,
             cmdline=self.cmdline,
@@ -188,35 +187,22 @@ class Peer:
         with self._lock:
             self.ended = True
             self.connection.close()
-            images, self._images = self._images, {}
-        channel.close_all(list(images.values()))
+            self._images = {}
         for event in list(self.snapshots.values()):
             event.set()
 
-    def release(self) -> None:
-        """Gives back the stats memory as well."""
-        self.close()
-        if self._stats is not None:
-            self._stats.close()
-            self._stats = None
+    def freeze(self) -> None:
+        """Keeps only the used part of the stats; the process must be gone."""
+        with self._stats_lock:
+            if isinstance(self._stats, mmap.mmap):
+                used = min(_HEADER.unpack_from(self._stats, 0)[3] + 1, wire.STATS_SLOTS)
+                size = wire.STATS_HEADER_SIZE + used * wire.STATS_SLOT_SIZE
+                memory, self._stats = self._stats, self._stats[:size]
+                memory.close()
 
 
 def _never_seen() -> bytes:
     raise AgentError("the agent did not see the kernel's image being loaded")
-
-
-class _Held:
-    """Reads a kept descriptor, which it owns; the module may be unloaded meanwhile."""
-
-    def __init__(self, file: int, size: int) -> None:
-        self._file = file
-        self._size = size
-
-    def __call__(self) -> bytes:
-        return _read(self._file, 0, self._size, "the image that the workload sent")
-
-    def __del__(self) -> None:
-        os.close(self._file)
 
 
 def _read(file: int, offset: int, size: int, what: str) -> bytes:

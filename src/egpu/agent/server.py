@@ -138,7 +138,7 @@ class Server:
 
         Processes that still run are not waited for."""
         end = time.monotonic() + timeout
-        while any(not Path(f"/proc/{pid}").exists() or _dead(pid) for pid in self.live()):
+        while any(_dead(pid) for pid in self.live()):
             if time.monotonic() > end:
                 return False
             time.sleep(0.002)
@@ -148,7 +148,7 @@ class Server:
         return not late
 
     def close(self) -> None:
-        """Stops serving; stats read before stay as they were.  Idempotent."""
+        """Stops serving; the stats stay readable as they are now.  Idempotent."""
         with self._lock:
             if self._closing:
                 return
@@ -157,8 +157,8 @@ class Server:
         self._thread.join()
         self._workers.shutdown(wait=True, cancel_futures=True)
         for peer in self._peers:
-            peer.release()
-        self._peers.clear()
+            peer.close()
+            peer.freeze()
         self._selector.close()
         self._listener.close()
         self._wake_read.close()
@@ -194,6 +194,7 @@ class Server:
             self.problems.append(f"cannot accept an agent: {error.strerror}")
             time.sleep(0.01)  # out of descriptors: do not spin
             return
+        self._compact()
         pid, uid = channel.peer(connection)
         if uid not in (os.geteuid(), 0):
             self.problems.append(f"refused a connection of user {uid}")
@@ -204,6 +205,14 @@ class Server:
         with self._lock:
             self._peers.append(peer)
         self._selector.register(connection, selectors.EVENT_READ, peer)
+
+    def _compact(self) -> None:
+        """Many short processes must not fill the memory with their stats."""
+        with self._lock:
+            ended = [peer for peer in self._peers if peer.ended]
+        for peer in ended:
+            if _dead(peer.pid):
+                peer.freeze()
 
     def _read(self, peer: Peer) -> None:
         files: list[int] = []
@@ -231,7 +240,6 @@ class Server:
         if peer.greeted:
             self._submit(self._broker.process_ended, peer.pid)
         else:
-            peer.release()
             with self._lock:
                 self._peers.remove(peer)
 
