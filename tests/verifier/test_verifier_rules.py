@@ -1,5 +1,6 @@
 """For every rule a program that passes and one that is refused, with the whole error text."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ from verifier_programs import (
     END,
     ENTRY,
     EXIT,
+    LOOKUP,
     MAPS,
     VALUE,
     check,
@@ -18,8 +20,9 @@ from verifier_programs import (
 
 from egpu.bpf.asm import assemble
 from egpu.bpf.insn import program_from_code
+from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import AttachKind, AttachPoint, Function, Program, SourceLine
-from egpu.errors import VerifierError
+from egpu.errors import InputError, VerifierError
 from egpu.verifier import Limits, Policy, Region, RmwOp, RmwTerm, verify
 
 
@@ -308,6 +311,33 @@ def test_jumps_and_references(text, message):
         verify(single)
     if message is not None:
         assert caught.value.message.endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key_size": 2}, "map totals: keys have 2 bytes, must have 4"),
+        (
+            {"value_size": 0},
+            "map totals: 4 values of 0 bytes, must be at least 1 of 1 to 536870911",
+        ),
+        (
+            {"max_entries": 0},
+            "map totals: 0 values of 16 bytes, must be at least 1 of 1 to 536870911",
+        ),
+        ({"type": MapType.QUEUE}, "map totals: type QUEUE is not supported"),
+    ],
+)
+def test_maps_of_sizes_that_no_device_body_expects(change, message):
+    maps = (MAPS[0], replace(MAPS[1], **change))
+    with pytest.raises(VerifierError) as caught:
+        verify(program_from_code(assemble(LOOKUP.format(1) + END), "p", maps=maps, attach=ENTRY))
+    assert caught.value.message.endswith(message)
+
+
+def test_negative_memory_size():
+    with pytest.raises(InputError, match="memory size -1 is negative"):
+        check(END, attach=(), policy=Policy.EXECUTOR, memory_size=-1)
 
 
 # Messages

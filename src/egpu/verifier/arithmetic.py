@@ -39,7 +39,7 @@ def execute(setting: Setting, state: State, step: Step) -> None:
     if step.register:
         right = checks.initialised(setting, registers[step.src], step.src)
     else:
-        right = S64.constant(step.imm)
+        right = step.constant
     if isinstance(left, Scalar) and isinstance(right, Scalar):
         assert isinstance(step.op, AluOp), "the form of an ALU instruction has an AluOp"
         registers[step.dst] = _number(step, step.op, left, right)
@@ -57,7 +57,7 @@ def _number(step: Step, op: AluOp, left: Scalar, right: Scalar) -> Scalar:
 def _moved(setting: Setting, state: State, step: Step) -> Scalar | Pointer:
     """MOV, MOVSX and their 32-bit forms."""
     if not step.register:
-        return S64.constant(step.imm if step.width == 64 else step.imm & 0xFFFFFFFF)
+        return step.constant if step.width == 64 else S64.constant(step.imm & 0xFFFFFFFF)
     value = checks.initialised(setting, linked(state, state.frame, step.src), step.src)
     if step.width == 64 and not step.off:
         return value

@@ -21,7 +21,7 @@ def decide(setting: Setting, state: State, step: Step) -> tuple[State | None, St
     """
     registers = state.frame.registers
     left = checks.initialised(setting, registers[step.dst], step.dst)
-    right: Scalar | Pointer = S64.constant(step.imm)
+    right: Scalar | Pointer = step.constant
     if step.register:
         right = checks.initialised(setting, registers[step.src], step.src)
     assert isinstance(step.op, JmpOp), "the form of a jump has a JmpOp"

@@ -33,6 +33,9 @@ _REFUSED: dict[int, str] = {
 }  # fmt: skip
 
 
+_KEY_SIZE = 4  # of arrays
+_LARGEST_VALUE = 1 << 29  # as for pointer offsets
+
 # Types whose first value has a fixed address (.data, .bss, .rodata).
 DIRECT_VALUES = frozenset({MapType.ARRAY, MapType.GPU_ARRAY})
 
@@ -239,4 +242,15 @@ def check_map(spec: MapSpec) -> None:
             "P2",
             f"map {spec.name}: type {spec.type.name} is not supported",
             hint="use ARRAY, PERCPU_ARRAY or RINGBUF",
+        )
+    if not traits(spec.type).has_values:
+        return
+    # Device bodies read keys of 4 bytes and pointers stay within values: sizes must be as agreed.
+    if spec.key_size != _KEY_SIZE:
+        raise Refusal("P2", f"map {spec.name}: keys have {spec.key_size} bytes, must have 4")
+    if spec.max_entries < 1 or not 1 <= spec.value_size < _LARGEST_VALUE:
+        raise Refusal(
+            "P2",
+            f"map {spec.name}: {spec.max_entries} values of {spec.value_size} bytes, "
+            f"must be at least 1 of 1 to {_LARGEST_VALUE - 1}",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from egpu.bpf.program import AttachKind, Program
+from egpu.errors import InputError
 from egpu.verifier import liveness as liveness_of
 from egpu.verifier import races, rmw, structure
 from egpu.verifier.cost import Spent
@@ -34,8 +35,10 @@ def verify(
     unaligned plain accesses to it pass and which can never be attached.  ``exit_probe`` says
     whether fields of exit probes may be read; None: if every attach point is an exit.
 
-    Raises VerifierError for the first rule found broken.
+    Raises VerifierError for the first rule found broken, InputError for a negative memory size.
     """
+    if memory_size < 0:
+        raise InputError(f"memory size {memory_size} is negative", where=program.name)
     if exit_probe is None:
         exit_probe = bool(program.attach) and all(
             point.kind is AttachKind.EXIT for point in program.attach

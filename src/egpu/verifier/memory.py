@@ -127,7 +127,7 @@ def store(setting: Setting, recorder: Recorder, state: State, step: Step) -> Non
     size = step.width // 8
     checks.in_bounds(setting, pointer, size)
     checks.aligned(setting, pointer, size, Access.WRITE)
-    value: Scalar | Pointer = S64.constant(step.imm)
+    value: Scalar | Pointer = step.constant
     if step.kind is Kind.STORE_REG:
         value = checks.initialised(setting, linked(state, state.frame, step.src), step.src)
     if pointer.region is not Region.STACK:

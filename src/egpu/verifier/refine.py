@@ -143,12 +143,12 @@ def compare(
         pair = rule(domain.half, domain.low_word(a), domain.low_word(b))
         if pair is None:
             return None
-        left = domain.sync(a.word, pair[0], a.link)
-        right = domain.sync(b.word, pair[1], b.link)
+        left = domain.sync(a.word, pair[0], a.link) if a.mask else a
+        right = domain.sync(b.word, pair[1], b.link) if b.mask else b
     else:
         pair = rule(domain.full, a.word, b.word)
         if pair is None:
             return None
-        left = domain.sync(pair[0], domain.low_word(a), a.link)
-        right = domain.sync(pair[1], domain.low_word(b), b.link)
+        left = domain.sync(pair[0], domain.low_word(a), a.link) if a.mask else a
+        right = domain.sync(pair[1], domain.low_word(b), b.link) if b.mask else b
     return None if left is None or right is None else (left, right)

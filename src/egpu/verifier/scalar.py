@@ -78,6 +78,11 @@ class ScalarDomain:
         None if they contradict: no value satisfies both.
         """
         half, limit = self.half, self.half.limit
+        if full is not None and low is not None and full.umax <= limit:
+            # The upper half is 0, so the low one says everything.
+            told = Word(*full[:4], half.smin, half.smax)
+            low = half.intersect(low, told)
+            return None if low is None else self.from_low(low, link)
         while full is not None and low is not None:
             upper_low, upper_high = full.umin & ~limit, full.umax & ~limit
             if upper_low == upper_high:
@@ -112,15 +117,17 @@ class ScalarDomain:
 
     def made(self, full: Word, low: Word | None = None) -> Scalar:
         """``sync`` of the result of an operation, which always exists."""
+        if full == self.full.unknown and (low is None or low == self.half.unknown):
+            return self.unknown
         scalar = self.sync(full, low or self.half.unknown)
         if scalar is None:
             raise InternalError("an abstract operation has no result")
         return scalar
 
-    def from_low(self, low: Word) -> Scalar:
+    def from_low(self, low: Word, link: int = 0) -> Scalar:
         """A low half zero-extended."""
         value, mask, umin, umax, smin, smax = low
-        return Scalar(value, mask, umin, umax, umin, umax, umin, umax, smin, smax)
+        return Scalar(value, mask, umin, umax, umin, umax, umin, umax, smin, smax, link)
 
     def from_range(self, umin: int, umax: int) -> Scalar:
         """Any value between two unsigned bounds."""

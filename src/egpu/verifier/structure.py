@@ -15,6 +15,7 @@ from egpu.bpf import isa
 from egpu.bpf.isa import AluOp, CallSrc, JmpOp, Kind
 from egpu.bpf.program import Insn, Program, PseudoSrc
 from egpu.verifier.report import Refusal
+from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.verified import Policy
 
 
@@ -33,6 +34,7 @@ class Step(NamedTuple):
     following: int  # pc of the next instruction
     target: int  # of a jump or a local call, -1 for others
     swaps: bool
+    constant: Scalar  # the immediate as a second operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,7 @@ def _decode(code: tuple[Insn, ...], policy: Policy) -> tuple[Step | None, ...]:
             -1 if target is None else target,
             # To little endian does not swap: the machine is little-endian.
             form.kind is Kind.BYTE_ORDER and insn.opcode != _TO_LITTLE_ENDIAN,
+            S64.constant(insn.imm),
         )
     return tuple(steps)
 
