@@ -117,6 +117,19 @@ def test_refusals_are_named_once(device, program):
     assert done.stderr.count("CUDA runtime (cudart)") == 1
 
 
+def test_runtime_programs_are_recognised(device, tmp_path):
+    """cudart asks a driver for its private tables; the answer is a refusal that says why."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc on PATH")
+    source = tmp_path / "runtime.cu"
+    source.write_text("int main() { void *p; return cudaMalloc(&p, 4) == cudaSuccess; }\n")
+    subprocess.run([nvcc, str(source), "-o", str(tmp_path / "runtime")], check=True, timeout=120)
+    done = run(device, tmp_path / "runtime")
+    assert done.returncode == 0
+    assert done.stderr.count("CUDA runtime (cudart)") == 1
+
+
 def test_without_a_server(program):
     environment = {k: v for k, v in os.environ.items() if k != "EGPU_SIM_SOCKET"}
     for extra in ({}, {"EGPU_SIM_SOCKET": "/nonexistent/socket"}):

@@ -13,7 +13,7 @@ from egpu.errors import AgentError, InputError, UnsupportedError
 from egpu.image import choose_ptx, open_image, unpack
 from egpu.image.ptx import parse
 from egpu.image.ptx.syntax import Function, Module
-from egpu.sim.compile import block_limits, declared_sizes, kernel_names
+from egpu.sim.declared import block_limits, declared_sizes, kernel_names
 from egpu.sim.faults import SimulatedFault
 from egpu.sim.machine import Machine
 from egpu.sim.memory import DeviceMemory, FileMapping

@@ -25,6 +25,7 @@ from egpu.sim.steps import Kernel
 from egpu.sim.variables import place_variables
 
 CHUNK_THREADS = 1 << 16
+CHUNK_BYTES = 256 << 20  # of registers, local and shared memory of a chunk
 STEP_LIMIT = 50_000_000
 SHARED_LIMIT = 232_448
 
@@ -120,7 +121,7 @@ class Machine:
         )
         _check(compiled, shape, params)
         start, tick = self.cycles, _Ticker(kernel, self.step_limit)
-        per_chunk = shape.blocks if together else max(1, CHUNK_THREADS // shape.threads)
+        per_chunk = shape.blocks if together else _blocks_at_once(compiled, shape)
         printed: list[str] = []
         with np.errstate(all="ignore"):
             for first in range(0, shape.blocks, per_chunk):
@@ -157,6 +158,13 @@ class _Ticker:
                 kind=FaultKind.TIMEOUT,
                 kernel=self.kernel,
             )
+
+
+def _blocks_at_once(kernel: Kernel, shape: Shape) -> int:
+    registers = sum(type.raw.itemsize for type in kernel.layout.registers)
+    per_block = shape.threads * (registers + shape.local) + shape.shared
+    by_size = CHUNK_BYTES // max(1, per_block)
+    return max(1, min(CHUNK_THREADS // shape.threads, by_size))
 
 
 def _check(kernel: Kernel, shape: Shape, params: bytes) -> None:

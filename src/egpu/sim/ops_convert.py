@@ -10,6 +10,7 @@ from egpu.image.ptx.syntax import Instruction, Vector
 from egpu.sim.lanes import Lanes
 from egpu.sim.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_MASK
 from egpu.sim.operands import WINDOW, Read, Run, Scope, apply, scalar, unsupported
+from egpu.sim.ops_float import DIRECTED, directed32
 from egpu.sim.types import PREDICATE, TYPES, Array, Kind, ScalarType, native, raw, resized
 
 Run1 = Callable[[Array], Array]
@@ -19,7 +20,7 @@ INTEGER_ROUNDING: dict[str, Callable[[Array], Array]] = {
     "rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil,
 }
 # fmt: on
-_MODIFIERS = frozenset({"rn", "ftz", "sat", *INTEGER_ROUNDING})
+_MODIFIERS = frozenset({"rn", "ftz", "sat", *INTEGER_ROUNDING, *DIRECTED})
 _NAN32 = 0x7FFFFFFF
 
 
@@ -69,6 +70,20 @@ def _float_to_integer(source: ScalarType, result: ScalarType, rounding: str, flu
         least, most = result.native.type(info.min), result.native.type(info.max)
         limited = np.where(above, most, np.where(below, least, safe))
         return np.where(bad, result.raw.type(not_number), raw(limited, result))
+
+    return convert
+
+
+def _directed_to_f32(
+    source: ScalarType, result: ScalarType, rounding: str, ins: Instruction
+) -> Run1:
+    """cvt.rz, .rm, .rp to f32 from what a double holds exactly."""
+    exact = source.name == "f64" or (not _is_float(source) and source.bits <= 32)
+    if result.name != "f32" or not exact or {"sat", "ftz"} & set(ins.parts):
+        raise unsupported(ins)
+
+    def convert(bits: Array) -> Array:
+        return _float_bits(directed32(native(bits, source).astype(np.float64), rounding), result)
 
     return convert
 
@@ -127,7 +142,10 @@ def convert(scope: Scope, ins: Instruction) -> Run:
     if modifiers - _MODIFIERS:
         raise unsupported(ins)
     rounding = next((m for m in modifiers if m in INTEGER_ROUNDING), "")
+    directed = next((m for m in modifiers if m in DIRECTED), "")
     match (_is_float(source), _is_float(result)):
+        case (_, True) if directed:
+            function = _directed_to_f32(source, result, directed, ins)
         case (True, True):
             function = _float_to_float(source, result, modifiers, ins)
         case (True, False):

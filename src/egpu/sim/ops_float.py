@@ -1,9 +1,10 @@
 """Floating point (PTX ISA 9.0, 9.7.3 to 9.7.5).
 
 Exact: add, sub, mul, fma, div.rn, rcp.rn, sqrt.rn, min, max, abs, neg in round-to-nearest-even.
-The approximate forms (``.approx``, ``.full``, ex2, lg2, sin, cos, rsqrt, tanh) are computed in
-double and rounded once: nearer to the true value than a device, so not its bits.  Other roundings
-are refused.  An f32 result that is not a number is 0x7fffffff, as on a device.
+The directed roundings are exact for add, sub, mul and fma of f32 and refused for the rest.  The
+approximate forms (``.approx``, ``.full``, ex2, lg2, sin, cos, rsqrt, tanh) are computed in double
+and rounded once: nearer to the true value than a device, so not its bits.  An f32 result that is
+not a number is 0x7fffffff, as on a device.
 """
 
 from __future__ import annotations
@@ -52,11 +53,51 @@ def _two_product(a: Array, b: Array) -> tuple[Array, Array]:
     return product, a2 * b2 - (((product - a1 * b1) - a2 * b1) - a1 * b2)
 
 
+def _sum_to_odd(a: Array, b: Array) -> Array:
+    total, error = _two_sum(a, b)
+    return _odd(total, np.where(np.isfinite(total), error, 0.0))
+
+
 def _fma_short(a: Array, b: Array, c: Array) -> Array:
     """Fused multiply-add of values whose product is exact in double."""
     a, b, c = (x.astype(np.float64) for x in np.broadcast_arrays(a, b, c))
-    total, error = _two_sum(a * b, c)
-    return _odd(total, np.where(np.isfinite(total), error, 0.0))
+    return _sum_to_odd(a * b, c)
+
+
+# Directed roundings: the direction of the next value, given the nearest one and the exact one.
+DIRECTED: dict[str, Callable[[Array, Array], tuple[Array, float]]] = {
+    "rz": lambda nearest, exact: (abs(nearest) > abs(exact), 0.0),
+    "rm": lambda nearest, exact: (nearest > exact, -np.inf),
+    "rp": lambda nearest, exact: (nearest < exact, np.inf),
+}
+
+
+def directed32(exact: Array, rounding: str) -> Array:
+    """float32 of doubles that are exact, or rounded to odd, in a directed rounding."""
+    nearest = exact.astype(np.float32)
+    wrong, direction = DIRECTED[rounding](nearest.astype(np.float64), exact)
+    moved = np.nextafter(nearest, np.float32(direction))
+    result: Array = np.where(wrong & np.isfinite(exact), moved, nearest)
+    return result
+
+
+def _directed(name: str, rounding: str) -> Function:
+    """add, sub, mul and fma of float32, through a sum rounded to odd."""
+
+    def run(*operands: Array) -> Array:
+        a, b, *c = (x.astype(np.float64) for x in np.broadcast_arrays(*operands))
+        if name == "mul":
+            return directed32(a * b, rounding)
+        first, second = {"add": (a, b), "sub": (a, -b)}.get(name) or (a * b, c[0])
+        exact = _sum_to_odd(first, second)
+        result = directed32(exact, rounding)
+        if rounding != "rm":
+            return result
+        # rounding down, a sum of zero is -0 unless both parts are +0 (IEEE 754, 6.3)
+        plus = (first == 0) & (second == 0) & ~np.signbit(first) & ~np.signbit(second)
+        return np.where((exact == 0) & ~plus, np.float32(-0.0), result)
+
+    return run
 
 
 def _fma_exactly(a: float, b: float, c: float) -> float:
@@ -148,7 +189,7 @@ EXACT: dict[str, Function] = {         # correctly rounded by IEEE arithmetic
 }
 OPERANDS = {"add": 2, "sub": 2, "mul": 2, "div": 2, "min": 2, "max": 2, "fma": 3, "mad": 3}
 # fmt: on
-_KNOWN = frozenset({"rn", "ftz", "sat", "approx", "full", "NaN"})
+_KNOWN = frozenset({"rn", "ftz", "sat", "approx", "full", "NaN", *DIRECTED})
 
 
 def _finished(function: Function, type: ScalarType, modifiers: frozenset[str]) -> Function:
@@ -184,6 +225,11 @@ def _rounded_half(exact: Function) -> Function:
 
 def _function(ins: Instruction, type: ScalarType, modifiers: frozenset[str]) -> Function:
     name = ins.parts[0]
+    rounding = next((m for m in modifiers if m in DIRECTED), "")
+    if rounding:
+        if type.bits != 32 or name not in ("add", "sub", "mul", "fma"):
+            raise unsupported(ins)
+        return _directed(name, rounding)
     if name in ("fma", "mad"):
         if name == "mad" and type.bits == 32 and "rn" not in modifiers:
             raise unsupported(ins, ": mad.f32 without a rounding is not fused the same everywhere")

@@ -282,6 +282,62 @@ def test_literals():
     assert got[0] == struct.unpack(">d", bytes.fromhex("400921FB54442D18"))[0]
 
 
+def directed(exact, rounding):
+    """The float32 next to a rational in a directed rounding."""
+    nearest = round_float32(exact)
+    downwards = rounding == "rm" or (rounding == "rz" and exact > 0)
+    if math.isinf(nearest):
+        wrong = (nearest > 0) == downwards
+    else:
+        wrong = Fraction(nearest) > exact if downwards else Fraction(nearest) < exact
+    end = np.float32(-math.inf if downwards else math.inf)
+    with np.errstate(over="ignore"):
+        return float(np.nextafter(np.float32(nearest), end)) if wrong else nearest
+
+
+@pytest.mark.parametrize("rounding", ["rz", "rm", "rp"])
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "fma"])
+def test_directed_roundings(name, rounding):
+    a, b, c = values(13, np.float32, 3, spread=60)
+    number = 3 if name == "fma" else 2
+    operands = ", ".join(f"%x{i}" for i in range(number))
+    got = evaluate(f"{name}.{rounding}.f32 %y, {operands};", [a, b, c][:number], np.float32)
+    function = {
+        "add": lambda x, y, z: x + y,
+        "sub": lambda x, y, z: x - y,
+        "mul": lambda x, y, z: x * y,
+        "fma": lambda x, y, z: x * y + z,
+    }[name]
+    tested = 0
+    for x, y, z, result in zip(a.tolist(), b.tolist(), c.tolist(), got.tolist(), strict=True):
+        if all(map(math.isfinite, (x, y, z))):
+            exact = function(Fraction(x), Fraction(y), Fraction(z))
+            assert result == directed(exact, rounding)
+            tested += 1
+    assert tested > COUNT / 2
+
+
+def test_zero_of_a_sum_rounded_down():
+    a, b = np.float32([1, 0.0, 0.0, -0.0]), np.float32([-1, 0.0, -0.0, -0.0])
+    got = evaluate("add.rm.f32 %y, %x0, %x1;", [a, b], np.uint32)
+    assert got.tolist() == [0x80000000, 0, 0x80000000, 0x80000000]
+    got = evaluate("add.rz.f32 %y, %x0, %x1;", [a, b], np.uint32)
+    assert got.tolist() == [0, 0, 0, 0x80000000]
+
+
+@pytest.mark.parametrize("rounding", ["rz", "rm", "rp"])
+def test_directed_conversions(rounding):
+    (a,) = values(14, np.float64, 1)
+    a = a[np.isfinite(a)]
+    got = evaluate(f"cvt.{rounding}.f32.f64 %y, %x0;", [a], np.float32)
+    assert got.tolist() == [directed(Fraction(x), rounding) for x in a.tolist()]
+    integers = np.random.default_rng(15).integers(-(1 << 31), (1 << 31) - 1, COUNT, dtype=np.int32)
+    got = evaluate(f"cvt.{rounding}.f32.s32 %y, %x0;", [integers], np.float32)
+    assert got.tolist() == [directed(Fraction(x), rounding) for x in integers.tolist()]
+
+
 def test_other_roundings_are_refused():
-    with pytest.raises(UnsupportedError, match=r"add\.rz\.f32.*kernel k, line"):
-        evaluate("add.rz.f32 %y, %x0, %x0;", [np.zeros(1, np.float32)], np.float32)
+    with pytest.raises(UnsupportedError, match=r"div\.rz\.f32.*kernel k, line"):
+        evaluate("div.rz.f32 %y, %x0, %x0;", [np.zeros(1, np.float32)], np.float32)
+    with pytest.raises(UnsupportedError, match=r"add\.rz\.f64"):
+        evaluate("add.rz.f64 %y, %x0, %x0;", [np.zeros(1)], np.float64)
