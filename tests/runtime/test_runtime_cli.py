@@ -20,7 +20,8 @@ KERNELS = ("vecadd", "matmul<16>", "reduce_sum", "histogram", "demo::collatz")
 
 
 def egpu(*arguments):
-    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # the package that was imported here: from the tree or installed
+    paths = [str(NATIVE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run(
         [sys.executable, "-m", "egpu", *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
