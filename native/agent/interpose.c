@@ -102,15 +102,15 @@ EARLY void *egpu_dlsym_answer(void *handle, const char *name)
     int point = handle == RTLD_NEXT || name == NULL ? -1 : hook_named(name);
     if (point < 0)
         return NULL;
-    if (handle == RTLD_DEFAULT && egpu_real(point) != NULL)
-        return hooks[point].wrapper;
-    if (handle == RTLD_DEFAULT) {
+    void *found = egpu_real_dlsym(handle, name);
+    if (found == NULL)
+        return NULL;
+    if (found == hooks[point].wrapper) { /* the whole program's scope, where we come first */
+        if (egpu_real(point) != NULL)
+            return found;
         egpu_real_dlsym(RTLD_NEXT, name); /* for dlerror() */
         return NO_ANSWER;
     }
-    void *found = egpu_real_dlsym(handle, name);
-    if (found == NULL || found == hooks[point].wrapper)
-        return NULL;
     note_driver(found);
     return egpu_real(point) == found ? hooks[point].wrapper : NULL;
 }

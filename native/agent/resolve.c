@@ -264,7 +264,8 @@ void egpu_forget(struct variant *v)
 {
     pthread_mutex_lock(&egpu.resolve_lock);
     unlink_pending(v);
-    drop_reply(v);
+    if (v->state != RESOLVE_BUILDING) /* else its thread is reading it, and drops it */
+        drop_reply(v);
     atomic_store(&v->twin, NULL);
     atomic_store(&v->context, NULL);
     atomic_store(&v->settled, 0);

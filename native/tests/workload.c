@@ -173,6 +173,38 @@ static void capture(int number)
     }
 }
 
+/* Nodes made of a CUkernel, and parameters of an instantiated graph. */
+static void nodes(int number)
+{
+    CUlibrary library;
+    CUkernel kernel;
+    CUgraph graph;
+    CUgraphNode node;
+    CUDA_KERNEL_NODE_PARAMS_v2 p = {{NULL, 2, 1, 1, 64, 1, 1, 0, params, NULL}, NULL, NULL};
+    begin("plain");
+    CHECK(TYPED(cuLibraryLoadData)(&library, image, NULL, NULL, 0, NULL, NULL, 0));
+    CHECK(TYPED(cuLibraryGetKernel)(&kernel, library, "plain"));
+    CHECK(FN("cuGraphCreate", CUresult(*)(CUgraph *, unsigned))(&graph, 0));
+    p.kern = kernel;
+    CHECK(TYPED_V2(cuGraphAddKernelNode)(&node, graph, NULL, 0, &p));
+    memset(&p, 0, sizeof p);
+    CHECK(TYPED_V2(cuGraphKernelNodeGetParams)(node, &p));
+    if (p.base.func != NULL || p.kern != kernel || p.base.blockDimX != 64)
+        exit(4);
+    b = 60;
+    p.base.kernelParams = params;
+    CHECK(TYPED_V2(cuGraphExecKernelNodeSetParams)((CUgraphExec)graph, node, &p));
+    size_t size = 16;
+    uint64_t packed[2] = {7, 8};
+    void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, packed, CU_LAUNCH_PARAM_BUFFER_SIZE, &size,
+                     CU_LAUNCH_PARAM_END};
+    p.base.kernelParams = NULL;
+    p.base.extra = extra;
+    CHECK(TYPED_V2(cuGraphAddKernelNode)(&node, graph, NULL, 0, &p));
+    for (int i = 0; i < number; i++)
+        CHECK(TYPED(cuGraphLaunch)((CUgraphExec)graph, NULL));
+}
+
 static void tight(int number)
 {
     begin("tight");
@@ -293,6 +325,7 @@ static const struct {
     void (*run)(int);
 } scenes[] = {{"plain", plain},       {"slow", slow},         {"forms", forms},
               {"kernels", kernels},   {"attributes", attributes}, {"capture", capture},
+              {"nodes", nodes},
               {"tight", tight},       {"threads", threads},   {"reload", reload},
               {"contexts", contexts}, {"primary", primary},   {"forked", forked},
               {"early_fork", early_fork}, {"leave", leave},   {"closing", closing}};

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import agent_harness as harness
@@ -174,6 +175,17 @@ def test_capture_is_kept_whole_and_reads_back(bench, broker):
     assert (row.seen, row.captured, row.captured_probed) == (0, 2, 2)
     assert (process.graph_launches, process.graph_nodes) == (2, 1)
     assert broker.counted() == 2 * (128 + 192)
+
+
+def test_nodes_of_kernels_and_packed_nodes(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "nodes", 1)
+        row = only(server)
+    assert (result.returncode, result.out) == (0, "done\n")
+    assert [call.split("values ")[1] for call in result.of("replay plain twin")] == ["5 60"]
+    assert [call.split("values ")[1] for call in result.of("replay plain original")] == ["7 8"]
+    assert (row.captured, row.captured_probed) == (2, 1)
+    assert row.not_probed == {"graph node cannot be translated": 1}
 
 
 def test_detach_stops_twins_and_captured_nodes(bench, broker):
@@ -391,6 +403,38 @@ def test_device_that_never_finishes(bench, broker):
     assert result.complaints == [
         "egpu: the device did not finish in 300 ms; counts are those of the last snapshot"
     ]
+
+
+INTERPRETER = """
+import ctypes, sys
+whole = ctypes.CDLL(None)
+print(hasattr(whole, "cuInit"), hasattr(whole, "no_such_name"), hasattr(whole, "cuMemAlloc_v2"))
+ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+print(hasattr(whole, "cuInit"), hasattr(whole, "cuLaunch"))
+"""
+
+
+def run_python(bench, script, **more):
+    if "sanitized" in str(bench.folder):
+        pytest.skip("an interpreter without sanitizer cannot load a library with it")
+    environment = {**os.environ, **bench.environment(**more)}
+    return subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+
+
+def test_the_agent_is_no_driver(bench):
+    """Without a driver in the process nothing looks like one; what a driver lacks, is lacking."""
+    done = run_python(bench, INTERPRETER, LD_PRELOAD=str(bench.agent))
+    assert done.stdout == "False False False\nTrue False\n"
+    assert done.stderr == ""
+
+
+def test_injection_says_what_it_cannot_see(bench):
+    script = f"import ctypes; print(ctypes.CDLL({str(bench.agent)!r}).InitializeInjection())"
+    done = run_python(bench, script)
+    assert (done.stdout, done.stderr.count("\n")) == ("1\n", 1)
+    assert "use LD_PRELOAD" in done.stderr
 
 
 # ---------------------------------------------------------------------- what goes wrong
