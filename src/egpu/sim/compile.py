@@ -68,6 +68,7 @@ class _Compiler:
         self.starts = [0, *(m.end() for m in re.finditer("\n", module.text))]
         self.functions = {f.name: f for f in module.functions if f.body is not None}
         self.calls: list[str] = []
+        self.placed = False  # an error on its way out names its line already
         self.root = Scope(None, self.layout)
         for variable in module.variables:
             self._module_variable(variable, globals)
@@ -184,10 +185,16 @@ class _Compiler:
                 return
             self._fill(step, ins, scope, leave)
         except UnsupportedError as error:
+            if self.placed:
+                raise
+            self.placed = True
             raise UnsupportedError(
                 f"{error.feature}, kernel {self.entry.name}, line {line}", needs=error.needs
             ) from error
         except InputError as error:
+            if self.placed:
+                raise
+            self.placed = True
             raise InputError(f"kernel {self.entry.name}, line {line}: {error.message}") from error
         self.steps.append(step)
 

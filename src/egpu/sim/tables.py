@@ -12,6 +12,7 @@ from egpu.image.ptx.syntax import Instruction
 from egpu.sim import (
     ops_atomic,
     ops_bits,
+    ops_carry,
     ops_convert,
     ops_float,
     ops_integer,
@@ -50,6 +51,9 @@ BUILDERS: dict[str, Builder] = {
     "sad":    ops_integer.arithmetic,
     "mul":    _by_type(ops_integer.multiply, ops_float.arithmetic),
     "mad":    _by_type(ops_integer.multiply, ops_float.arithmetic),
+    "addc":   ops_carry.extended,
+    "subc":   ops_carry.extended,
+    "madc":   ops_carry.extended,
     "mul24":  ops_integer.multiply24,
     "mad24":  ops_integer.multiply24,
     "fma":    ops_float.arithmetic,
@@ -119,6 +123,8 @@ def build(scope: Scope, ins: Instruction) -> Run:
     """What the instruction does to the executing lanes; UnsupportedError names it if nothing is
     known."""
     builder = BUILDERS.get(ins.parts[0])
+    if "cc" in ins.parts and ins.parts[0] in ("add", "sub", "mad"):
+        builder = ops_carry.extended
     if builder is None or ("proxy" in ins.opcode and ins.parts[0] == "fence"):
         raise unsupported(ins)
     return builder(scope, ins)

@@ -289,3 +289,49 @@ def test_bit_mask():
         "u4",
         lambda s, n: ((1 << min(n, 32)) - 1) << s,
     )
+
+
+@pytest.mark.parametrize("type", ["u32", "s32", "u64"])
+def test_extended_precision(type):
+    """Three words of each operand, added, subtracted and multiplied with carries."""
+    dtype = TYPES[type.replace("s", "u")]
+    bits = dtype.itemsize * 8
+    words = operands(28, dtype, 6)
+    columns = [values.tolist() for values in words]
+    modulus = 1 << 3 * bits
+
+    def number(row):
+        return sum(word << (bits * i) for i, word in enumerate(row))
+
+    def chain(name, place):
+        lines = [
+            f".reg .b{bits} %z<3>;",
+            f"{name}.cc.{type} %z0, %x0, %x3;",
+            f"{name}c.cc.{type} %z1, %x1, %x4;",
+            f"{name}c.{type} %z2, %x2, %x5;",
+            f"mov.b{bits} %y, %z{place};",
+        ]
+        return evaluate("\n".join(lines), words, dtype).tolist()
+
+    for name, function in (("add", lambda a, b: a + b), ("sub", lambda a, b: a - b)):
+        got = list(zip(*(chain(name, place) for place in range(3)), strict=True))
+        for i, row in enumerate(zip(*columns, strict=True)):
+            assert number(got[i]) == function(number(row[:3]), number(row[3:])) % modulus
+
+
+def test_extended_product():
+    """x0 * x1 + (x3:x2) in 64 bits, from 32-bit parts."""
+    words = operands(29, np.dtype("u4"), 4)
+
+    def part(register):
+        lines = [
+            ".reg .b32 %z<2>;",
+            "mad.lo.cc.u32 %z0, %x0, %x1, %x2;",
+            "madc.hi.u32 %z1, %x0, %x1, %x3;",
+            f"mov.b32 %y, {register};",
+        ]
+        return evaluate("\n".join(lines), words, "u4").tolist()
+
+    got = [low | high << 32 for low, high in zip(part("%z0"), part("%z1"), strict=True)]
+    rows = zip(*(values.tolist() for values in words), strict=True)
+    assert got == [(a * b + (d << 32 | c)) % (1 << 64) for a, b, c, d in rows]

@@ -334,7 +334,7 @@ def test_reductions_without_result():
         "cp.async.ca.shared.global [%r1], [%rd0], 16;",
         "wgmma.fence.sync.aligned;",
         "mma.sync.aligned.m8n8k4.row.col.f16.f16.f16.f16 %r1, %r2;",
-        "add.cc.u32 %r1, %r1, %r2;",
+        "add.cc.u16 %h1, %h1, %h2;",
         "elect.sync %r1|%p1, 0xffffffff;",
         "ld.global.b128 %rd1, [%rd0];",
     ],
