@@ -222,16 +222,18 @@ def test_killed_client(device, program):
 
 def test_server_killed_under_a_client(program):
     with SimulatedDevice() as device:
-        environment = device.environment()
-    done = subprocess.run(
-        [str(program), "memory"],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "CUDA_ERROR_NO_DEVICE" in done.stderr
+        running = subprocess.Popen(
+            [str(program), "lost"],
+            env={**os.environ, **device.environment()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert running.stdout.readline() == "ready\n"
+    out, errors = running.communicate("x", timeout=60)
+    assert (running.returncode, out) == (0, "ok\n"), errors
+    assert errors.count("server is gone") == 1
 
 
 def test_socket_that_cannot_be_made(tmp_path):

@@ -381,6 +381,17 @@ static void part_print(void) {
   OK(cuLaunchKernel(greet, 1, 1, 1, 2, 1, 1, 0, NULL, NULL, NULL));
 }
 
+/* Prints "ready", waits for a byte (the server is killed meanwhile), and must get errors, not hang. */
+static void part_lost(void) {
+  CUdeviceptr data;
+  start();
+  puts("ready");
+  fflush(stdout);
+  getchar();
+  EXPECT(CUDA_ERROR_UNKNOWN, cuLaunchKernel(nothing, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+  EXPECT(CUDA_ERROR_UNKNOWN, cuMemAlloc_v2(&data, 4));
+}
+
 static void part_fork(void) {
   CUdeviceptr data;
   start();
@@ -402,7 +413,7 @@ int main(int argc, char **argv) {
   } parts[] = {
       {"device", part_device},     {"memory", part_memory}, {"launch", part_launch},     {"library", part_library},
       {"capture", part_capture},   {"host", part_host_memory}, {"fault", part_fault},    {"refusals", part_refusals},
-      {"print", part_print},       {"lookup", part_lookup},     {"fork", part_fork},
+      {"print", part_print},       {"lost", part_lost},       {"lookup", part_lookup},     {"fork", part_fork},
   };
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
     if (argc == 2 && !strcmp(argv[1], parts[i].name)) {
