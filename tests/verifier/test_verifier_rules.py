@@ -1,8 +1,6 @@
 """For every rule a program that passes and one that is refused, with the whole error text."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from verifier_programs import (
@@ -13,8 +11,8 @@ from verifier_programs import (
     MAPS,
     VALUE,
     check,
-    expand,
     program,
+    read_pairs,
     refusal,
 )
 
@@ -24,27 +22,6 @@ from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import AttachKind, AttachPoint, Function, Program, SourceLine
 from egpu.errors import InputError, VerifierError
 from egpu.verifier import Limits, Policy, Region, RmwOp, RmwTerm, verify
-
-
-class Pair(NamedTuple):
-    rule: str
-    accepted: str
-    refused: str
-    message: str
-
-
-def read_pairs():
-    pairs = {}
-    text = Path(__file__).with_name("rules.txt").read_text()
-    for block in text.split("\n== ")[1:]:
-        head, rest = block.split("\n", 1)
-        accepted, rest = rest.split("\n-- refused\n")
-        refused, message = rest.split("\n-- ")
-        name, rule = head.split()
-        assert name not in pairs
-        pairs[name] = Pair(rule, expand(accepted), expand(refused), message.strip())
-    return pairs
-
 
 PAIRS = read_pairs()
 

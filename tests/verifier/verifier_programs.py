@@ -1,6 +1,7 @@
 """Programs for the verifier's tests: assembler text, maps, attach points."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from egpu.bpf.asm import assemble
 from egpu.bpf.insn import program_from_code
@@ -88,3 +89,26 @@ def expand(text):
         name, *arguments = line.split() or [""]
         lines.append(parts[name].format(*arguments) if name.startswith("@") else line)
     return "\n".join(lines)
+
+
+class Pair(NamedTuple):
+    """A rule, a program that passes, one that is refused, and the text of its refusal."""
+
+    rule: str
+    accepted: str
+    refused: str
+    message: str
+
+
+def read_pairs():
+    """The pairs of rules.txt by name."""
+    pairs = {}
+    text = Path(__file__).with_name("rules.txt").read_text()
+    for block in text.split("\n== ")[1:]:
+        head, rest = block.split("\n", 1)
+        accepted, rest = rest.split("\n-- refused\n")
+        refused, message = rest.split("\n-- ")
+        name, rule = head.split()
+        assert name not in pairs
+        pairs[name] = Pair(rule, expand(accepted), expand(refused), message.strip())
+    return pairs

@@ -100,6 +100,10 @@ def _advanced(setting: Setting, pointer: Pointer, number: Scalar, sign: int) -> 
         )
     if pointer.region in _RIGID:
         raise Refusal("P2", f"arithmetic on {text}", hint="look an element up instead")
+    if pointer.region is Region.STACK and sign < 0:
+        raise Refusal(  # as in Linux
+            "P2", f"subtraction from {text}", hint="add a negative number instead"
+        )
     if not number.mask:
         moved = pointer._replace(offset=pointer.offset + sign * number.smin)
     elif pointer.region is Region.CONTEXT:

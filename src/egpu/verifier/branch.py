@@ -10,8 +10,11 @@ from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.setting import Setting
 from egpu.verifier.state import Pointer, State
 from egpu.verifier.structure import Step
+from egpu.verifier.verified import Region
 
 _EQUALITY = frozenset({JmpOp.JEQ, JmpOp.JNE})
+# Never null, but Linux walks both ways of such a test, and so do we.
+_UNDECIDED = frozenset({Region.STACK, Region.CONTEXT})
 
 
 def decide(setting: Setting, state: State, step: Step) -> tuple[State | None, State | None]:
@@ -84,6 +87,8 @@ def _pointers(
 def _null_test(
     state: State, jumps_if_null: bool, pointer: Pointer
 ) -> tuple[State | None, State | None]:
+    if not pointer.null and pointer.region in _UNDECIDED:
+        return state, state.copy()
     if not pointer.null:
         return (state, None) if jumps_if_null else (None, state)
     other = state.copy()

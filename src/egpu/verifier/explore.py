@@ -268,6 +268,13 @@ def _constant(setting: Setting, recorder: Recorder, step: Step) -> Value:
             calls.check_map(spec)
             if spec.type not in calls.DIRECT_VALUES:
                 raise Refusal("P2", f"map {spec.name} of type {spec.type.name} has no first value")
+            if spec.max_entries != 1:
+                raise Refusal(
+                    "P2",
+                    f"map {spec.name} has {spec.max_entries} values, "
+                    "only a single one is reached directly",
+                    hint="look an element up instead",
+                )
             if not 0 <= high < spec.value_size:
                 raise Refusal(
                     "P2", f"offset {high} is outside the {spec.value_size} bytes of {spec.name}"
