@@ -75,10 +75,11 @@ struct twin {
     _Atomic uint64_t shapes[SHAPES]; /* decisions by launch shape, see decide.c */
 };
 
-/* What is known of one handle in one context. */
+/* What is known of one handle in one context, for one way of launching it. */
 struct variant {
     struct variant *next;
     struct entry *entry;
+    bool captured; /* for launches recorded into graphs, whose probes test the enable word */
     _Atomic(CUcontext) context; /* NULL once the context is gone */
     _Atomic uint32_t settled;   /* epoch + 1 for which twin and reason are final */
     _Atomic(struct twin *) twin;
@@ -185,7 +186,7 @@ struct entry *egpu_find(void *handle);
 struct entry *egpu_note(void *handle, enum handle_kind kind, struct module *module,
                         const char *name);
 struct entry *egpu_learn(void *handle);
-struct variant *egpu_variant(struct entry *entry);
+struct variant *egpu_variant(struct entry *entry, bool captured);
 void egpu_drop_module(struct module *module);
 void egpu_drop_context(CUcontext context);
 void egpu_table_init(void);

@@ -43,7 +43,7 @@ static struct twin *twin_for(struct node *n, CUfunction present)
     CALL(cuCtxGetCurrent, &now);
     if (n->p.base.func == NULL && n->p.ctx != NULL && n->p.ctx != now)
         return NULL;
-    struct variant *v = egpu_variant(n->entry);
+    struct variant *v = egpu_variant(n->entry, true);
     if (v == NULL)
         return NULL;
     struct twin *twin = egpu_twin(n->entry, v, &n->reason);

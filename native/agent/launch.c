@@ -157,10 +157,10 @@ static __attribute__((noinline)) CUresult launch_matched(struct call *c, struct 
 {
     uint32_t reason = EGPU_REASON_DETACHED;
     CUresult result;
-    struct variant *variant = egpu_variant(entry);
+    bool capture = captured(c);
+    struct variant *variant = egpu_variant(entry, capture);
     struct twin *twin = variant != NULL ? egpu_twin(entry, variant, &reason) : NULL;
     struct egpu_stats_slot *stats = entry->stats;
-    bool capture = captured(c);
     if (twin != NULL && atomic_load_explicit(&twin->arena->state, memory_order_acquire) !=
                             ARENA_READY) {
         reason = EGPU_REASON_ARENA;

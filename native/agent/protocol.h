@@ -95,6 +95,7 @@ struct egpu_resolve {
     uint32_t slot;
     uint32_t epoch;
     uint32_t arena;
+    uint32_t captured;
     uint32_t ordinal;
     uint32_t major;
     uint32_t minor;
@@ -102,7 +103,6 @@ struct egpu_resolve {
     uint32_t kernel_size;
     uint32_t path_size;
     uint32_t name_size;
-    uint32_t reserved;
 };
 
 /* what became of a twin; error 0 means in use; followed by reason */

@@ -63,6 +63,7 @@ static bool ask(struct variant *v, uint32_t epoch)
         .slot = entry->slot, .epoch = epoch, .arena = arena->number,
         .ordinal = arena->device.ordinal, .major = arena->device.major,
         .minor = arena->device.minor, .sm_count = arena->device.sm_count,
+        .captured = v->captured,
     };
     const char *texts[3] = {entry->name, "", arena->device.name};
     if (module != NULL) {

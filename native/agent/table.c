@@ -184,34 +184,37 @@ static void give_slot(struct entry *entry)
     }
 }
 
-static struct variant *variant_in(struct entry *entry, CUcontext context)
+static struct variant *variant_in(struct entry *entry, CUcontext context, bool captured)
 {
     struct variant *v = atomic_load_explicit(&entry->variants, memory_order_acquire);
-    if (entry->kind == HANDLE_FUNCTION && v != NULL)
-        return v; /* a function belongs to one context */
-    while (v != NULL && atomic_load_explicit(&v->context, memory_order_relaxed) != context)
+    bool any = entry->kind == HANDLE_FUNCTION; /* it belongs to one context */
+    while (v != NULL &&
+           (v->captured != captured ||
+            (!any && atomic_load_explicit(&v->context, memory_order_relaxed) != context)))
         v = v->next;
     return v;
 }
 
-/* The variant of a handle in the current context, NULL if there is no context (or no memory). */
-struct variant *egpu_variant(struct entry *entry)
+/* The variant of a handle in the current context, for direct launches or for those recorded into a
+ * graph; NULL if there is no context (or no memory). */
+struct variant *egpu_variant(struct entry *entry, bool captured)
 {
     CUcontext context = NULL;
     struct variant *v;
-    if (entry->kind == HANDLE_FUNCTION && (v = variant_in(entry, NULL)) != NULL)
+    if (entry->kind == HANDLE_FUNCTION && (v = variant_in(entry, NULL, captured)) != NULL)
         return v;
     if (CALL(cuCtxGetCurrent, &context) != CUDA_SUCCESS || context == NULL)
         return NULL;
-    if ((v = variant_in(entry, context)) != NULL)
+    if ((v = variant_in(entry, context, captured)) != NULL)
         return v;
     struct quiet quiet = egpu_quiet();
     pthread_mutex_lock(&table_lock);
-    if ((v = variant_in(entry, context)) == NULL && (v = calloc(1, sizeof *v)) != NULL) {
+    if ((v = variant_in(entry, context, captured)) == NULL && (v = calloc(1, sizeof *v)) != NULL) {
         give_slot(entry);
         if (entry->kind == HANDLE_FUNCTION)
             entry->context = context;
         v->entry = entry;
+        v->captured = captured;
         v->file = -1;
         atomic_store(&v->context, context);
         v->next = atomic_load(&entry->variants);

@@ -143,6 +143,7 @@ def resolve(request, kernel=b"plain", **more):
         "slot": 1,
         "epoch": 1,
         "arena": 1,
+        "captured": 0,
         "ordinal": 0,
         "major": 9,
         "minor": 0,

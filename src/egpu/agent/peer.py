@@ -126,6 +126,7 @@ class Peer:
             module=packet.fields["image"],
             slot=slot,
             source=packet.text("path"),
+            captured=packet.fields["captured"] != 0,
             image=self.image_reader(packet),
         )
 

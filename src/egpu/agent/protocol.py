@@ -78,7 +78,7 @@ MESSAGES: Final = (
             (("arena", "u32"), *_DEVICE), ("name",)),
     Message(Kind.RESOLVE, "first launch of a kernel: is there a twin?",
             (("image", "u64"), ("offset", "u64"), ("size", "u64"), ("source", "u32"),
-             ("slot", "u32"), ("epoch", "u32"), ("arena", "u32"), *_DEVICE),
+             ("slot", "u32"), ("epoch", "u32"), ("arena", "u32"), ("captured", "u32"), *_DEVICE),
             ("kernel", "path", "name")),
     Message(Kind.TWIN_STATE, "what became of a twin; error 0 means in use",
             (("kernel_id", "u32"), ("error", "u32"),

@@ -32,7 +32,7 @@ class KernelSeen:
     ``image()`` gives the bytes of the image that holds it; AgentError when the agent could not see
     it being loaded, or the bytes are no longer there.  ``module`` is a number of the image within
     the process, ``source`` the file it lies in or ""; ``slot`` is the kernel's place in the
-    process's stats.
+    process's stats.  ``captured``: the twin is for launches recorded into graphs.
     """
 
     pid: int
@@ -41,6 +41,7 @@ class KernelSeen:
     module: int
     slot: int
     source: str = ""
+    captured: bool = False
     image: Callable[[], bytes] = field(compare=False, kw_only=True)
 
 

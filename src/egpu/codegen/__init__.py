@@ -1,6 +1,6 @@
 """Floor 3: a verified program becomes code. eBPF to LLVM IR to PTX or x86-64."""
 
-from egpu.codegen.device_code import DeviceCode, Relocation, RelocKind, Target
+from egpu.codegen.device_code import DeviceCode, Launch, Relocation, RelocKind, Target
 from egpu.codegen.executor import compile_executor_ptx
 from egpu.codegen.host import HostArenas, run_host
 from egpu.codegen.probe import compile_probe
@@ -8,6 +8,7 @@ from egpu.codegen.probe import compile_probe
 __all__ = [
     "DeviceCode",
     "HostArenas",
+    "Launch",
     "RelocKind",
     "Relocation",
     "Target",

@@ -9,7 +9,6 @@ from __future__ import annotations
 from egpu.maps.layout import (
     ARENA_HEADER,
     LAUNCH_BLOCK,
-    LAUNCH_FLAG_CAPTURED,
     RING_CONTROL,
     RING_DISCARD,
     RING_GROUP_HEADER,
@@ -23,7 +22,6 @@ from egpu.maps.layout import (
 __all__ = [
     "ARENA_HEADER",
     "LAUNCH_BLOCK",
-    "LAUNCH_FLAG_CAPTURED",
     "RING_CONTROL",
     "RING_DISCARD",
     "RING_GROUP_HEADER",

@@ -19,6 +19,17 @@ class Target(enum.Enum):
     HOST = "host"
 
 
+class Launch(enum.Enum):
+    """How the kernel is launched that a probe is for.
+
+    A launch recorded into a graph keeps its twin for good, so its probe asks the arena at every
+    replay whether probes are still on; a direct launch is decided when it is made.
+    """
+
+    DIRECT = "direct"
+    CAPTURED = "captured"
+
+
 class RelocKind(enum.Enum):
     """What a symbol of a probe's PTX text stands for.
 
@@ -39,7 +50,8 @@ class RelocKind(enum.Enum):
     START_TIME = "__egpu_start_time"  # %globaltimer saved at entry
     START_CLOCK = "__egpu_start_clock"  # %clock64 saved at entry
     MAP = "__egpu_map_"  # byte offset of map i in the device arena
-    MAP_STRIDE = "__egpu_stride_"  # bytes between the SM copies of map i (per-SM maps)
+    MAP_STRIDE = "__egpu_stride_"  # bytes between the copies of map i (per-SM maps, ring control)
+    MAP_SPREAD = "__egpu_spread_"  # copies of map i per SM slot, a power of two (per-SM maps)
     RING_DATA = "__egpu_ring_data_"  # byte offset of map i's record memory in the host arena
     RING_SIZE = "__egpu_ring_size_"  # bytes of ONE SM's ring of map i (a power of two)
     SM_SLOTS = "__egpu_sm_slots"  # number of SM slots in this layout
@@ -78,3 +90,4 @@ class DeviceCode:
     maps: tuple[MapSpec, ...]
     isa: tuple[int, int]
     digest: str
+    launch: Launch = Launch.DIRECT

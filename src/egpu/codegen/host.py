@@ -97,6 +97,8 @@ def _value(vp: VerifiedProgram, symbol: Relocation, arenas: HostArenas) -> int:
             return places[index].offset
         case RelocKind.MAP_STRIDE:
             return places[index].stride
+        case RelocKind.MAP_SPREAD:
+            return places[index].spread
         case RelocKind.RING_DATA:
             return places[index].ring_data
         case RelocKind.RING_SIZE:

@@ -85,17 +85,19 @@ _PTX_FUNCTIONS = (
          "atom.relaxed.gpu.global.cas.b64 $0, [$1], $2, $3;", "=l,l,l,l,~{memory}"),
     _asm("release_sys", "void", "i64 %a, i64 %v",
          "st.release.sys.global.b64 [$0], $1;", "l,l,~{memory}"),
-    # A slot for this SM: %smid can be sparse and beyond the slots of the layout.  Predicated, not
-    # branched: a branch would cost every probe a reconvergence.
+    # A slot for this SM: %smid can be sparse and beyond the slots of the layout; the last slot
+    # takes what is.  A remainder would cost 18 instructions, which ptxas runs every time.
     _function("slot_of", "i32", "i32 %sm, i32 %slots",
-              '  %r = call i32 asm "{ .reg .pred p; setp.ge.u32 p, $1, $2; mov.b32 $0, $1;'
-              f' @p rem.u32 $0, $1, $2; }}", "=&r,r,r"(i32 %sm, i32 %slots) {PURE}\n  ret i32 %r'),
+              "  %last = sub i32 %slots, 1\n  %in = icmp ult i32 %sm, %last\n"
+              "  %r = select i1 %in, i32 %sm, i32 %last\n  ret i32 %r"),
+    # Read as if it never changed: which of an SM's copies a warp uses does not matter.
+    _special("warp_slot", "i32", "%warpid", pure=True),
 )  # fmt: skip
 
 _ONE_THREAD: dict[str, int] = {
     **{f"{field}_{axis}": 0 for field in ("tid", "ctaid") for axis in "xyz"},
     **{f"{field}_{axis}": 1 for field in ("ntid", "nctaid") for axis in "xyz"},
-    "lane": 0, "lanes_below": 0, "own_lane": 1, "sm": 0, "warp": 0, "active": 1,
+    "lane": 0, "lanes_below": 0, "own_lane": 1, "sm": 0, "warp": 0, "warp_slot": 0, "active": 1,
     "site_mask": 1,
 }  # fmt: skip
 

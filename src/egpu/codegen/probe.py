@@ -6,8 +6,8 @@ import hashlib
 from importlib.metadata import PackageNotFoundError, version
 
 from egpu.bpf.program import AttachKind, AttachPoint, Level, Program
-from egpu.codegen.arena import ARENA_HEADER, LAUNCH_BLOCK, LAUNCH_FLAG_CAPTURED
-from egpu.codegen.device_code import DeviceCode, Relocation, RelocKind, Target
+from egpu.codegen.arena import ARENA_HEADER, LAUNCH_BLOCK
+from egpu.codegen.device_code import DeviceCode, Launch, Relocation, RelocKind, Target
 from egpu.codegen.lower import lower
 from egpu.codegen.primitives import SITE_MASK, Together
 from egpu.codegen.ptx_text import KernelText, embed
@@ -17,15 +17,19 @@ from egpu.verifier.verified import Policy, VerifiedProgram
 
 _DISTRIBUTION = "warpbpf"
 # Changes whenever the code that the same program compiles to changes within one version of egpu.
-_REVISION = 3
+_REVISION = 4
 _CONTEXT = "1"  # r1 of a probe: the context is virtual, its address only has to differ from null
 _KINDS = frozenset({AttachKind.ENTRY, AttachKind.EXIT})
 
 
 def compile_probe(
-    vp: VerifiedProgram, *, point: AttachPoint, target: Target = Target.PTX
+    vp: VerifiedProgram,
+    *,
+    point: AttachPoint,
+    target: Target = Target.PTX,
+    launch: Launch = Launch.DIRECT,
 ) -> DeviceCode:
-    """The probe ``vp`` for ``point``, one of its attach points.
+    """The probe ``vp`` for ``point``, one of its attach points, in kernels launched as ``launch``.
 
     Raises TypeError for anything that the verifier did not make, InputError for a program that
     cannot be attached (there), UnsupportedError for what ``target`` cannot do.
@@ -38,10 +42,10 @@ def compile_probe(
         f"{lowered.start(_CONTEXT, '0')}\n  ret void\n}}\n" + KERNEL_ATTRIBUTES
     )
     together = Together.WARP if point.level is Level.THREAD else Together.ONE
-    digest = _digest(program, point, target)
+    digest = _digest(program, point, target, launch)
     tag = f"e{digest[:8]}"
     body = embed(emit_ptx(lowered.module(start, together=together)), tag)
-    prologue, relocations = _prologue(point.level, body, tag)
+    prologue, relocations = _prologue(point.level, launch, body, tag)
     text = "\n".join(
         [
             *_registers(tag),
@@ -62,6 +66,7 @@ def compile_probe(
         maps=program.maps,
         isa=PTX_ISA,
         digest=digest,
+        launch=launch,
     )
 
 
@@ -108,7 +113,7 @@ def _check(vp: VerifiedProgram, point: AttachPoint, target: Target) -> None:
         )
 
 
-def _digest(program: Program, point: AttachPoint, target: Target) -> str:
+def _digest(program: Program, point: AttachPoint, target: Target, launch: Launch) -> str:
     """Names everything that the text depends on."""
     try:
         release = version(_DISTRIBUTION)
@@ -118,7 +123,7 @@ def _digest(program: Program, point: AttachPoint, target: Target) -> str:
         (spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.read_only)
         for spec in program.maps
     ]
-    parts = (release, _REVISION, target, point.kind, point.level, program.code, maps)
+    parts = (release, _REVISION, target, launch, point.kind, point.level, program.code, maps)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -126,34 +131,31 @@ def _registers(tag: str) -> list[str]:
     return [
         f".reg .pred %{tag}_go;",
         f".reg .b32 %{tag}_g<4>;",
-        f".reg .b64 %{tag}_gd<4>;",
+        f".reg .b64 %{tag}_gd0;",
     ]
 
 
-def _prologue(level: Level, body: KernelText, tag: str) -> tuple[list[str], tuple[Relocation, ...]]:
+def _prologue(
+    level: Level, launch: Launch, body: KernelText, tag: str
+) -> tuple[list[str], tuple[Relocation, ...]]:
     """What runs before the program, the same branches for all lanes that are together.
 
     A captured launch asks the arena whether probes are on; then the level chooses who goes on.
     """
     go, word, wide = f"%{tag}_go", f"%{tag}_g", f"%{tag}_gd"
-    window = LAUNCH_BLOCK["flags"][0] & ~7
-    shift = 8 * (LAUNCH_BLOCK["flags"][0] - window)
-    flags = Relocation(RelocKind.LAUNCH, window)
-    arena = Relocation(RelocKind.LAUNCH, LAUNCH_BLOCK["device_arena"][0])
+    relocations: tuple[Relocation, ...] = ()
     lines = []
     if _rejoins(level, body) or _reads_mask(body):
         lines.append(f"activemask.b32 {word}0;")
-    lines += [
-        f"mov.b64 {wide}0, {flags.symbol};",
-        f"and.b64 {wide}1, {wide}0, {LAUNCH_FLAG_CAPTURED << shift};",
-        f"setp.eq.b64 {go}, {wide}1, 0;",
-        f"@{go} bra $egpu_{tag}_on;",
-        f"mov.b64 {wide}2, {arena.symbol};",
-        f"ld.relaxed.gpu.global.b32 {word}1, [{wide}2+{ARENA_HEADER['enabled'][0]}];",
-        f"setp.eq.b32 {go}, {word}1, 0;",
-        f"@{go} bra {body.end};",
-        f"$egpu_{tag}_on:",
-    ]
+    if launch is Launch.CAPTURED:
+        arena = Relocation(RelocKind.LAUNCH, LAUNCH_BLOCK["device_arena"][0])
+        relocations = (arena,)
+        lines += [
+            f"mov.b64 {wide}0, {arena.symbol};",
+            f"ld.relaxed.gpu.global.b32 {word}1, [{wide}0+{ARENA_HEADER['enabled'][0]}];",
+            f"setp.eq.b32 {go}, {word}1, 0;",
+            f"@{go} bra {body.end};",
+        ]
     match level:
         case Level.THREAD:
             pass
@@ -174,7 +176,7 @@ def _prologue(level: Level, body: KernelText, tag: str) -> tuple[list[str], tupl
                 f"setp.ne.b32 {go}, {word}2, 0;",
                 f"@{go} bra {body.end};",
             ]
-    return lines, (flags, arena)
+    return lines, relocations
 
 
 def _reads_mask(body: KernelText) -> bool:

@@ -133,7 +133,22 @@ class Scope:
         base = self.body.binary(
             "add", "i64", self.launch("device_arena"), self.symbol(RelocKind.MAP, index)
         )
-        return self.of_slot(base, index) if traits(spec.type).per_sm else base
+        return self.of_copy(base, index) if traits(spec.type).per_sm else base
+
+    def of_copy(self, base: str, index: int) -> str:
+        """``base`` moved to the copy of per-SM map ``index`` that this warp uses.
+
+        Warps of one SM are dealt over the SM's copies: their additions would queue up at one
+        address (maps/layout.py says when there is more than one).
+        """
+        body = self.body
+        spread = self.symbol(RelocKind.MAP_SPREAD, index)
+        last = body.binary("sub", "i64", spread, "1")
+        warp = body.resize(body.call("i32", "egpu.warp_slot"), 32, 64)
+        first = body.binary("mul", "i64", self.slot(), spread)
+        copy = body.binary("add", "i64", first, body.binary("and", "i64", warp, last))
+        skip = body.binary("mul", "i64", copy, self.symbol(RelocKind.MAP_STRIDE, index))
+        return body.binary("add", "i64", base, skip)
 
     def of_slot(self, base: str, index: int) -> str:
         """``base`` moved to this SM's part of map ``index``."""

@@ -10,7 +10,7 @@ from egpu.maps.layout import (
 )
 from egpu.maps.memory import HostArena, RingControl, Snapshot, ring_controls
 from egpu.maps.ringbuf import Batch, RingCounts, RingReader
-from egpu.maps.view import MapCopy, MapView
+from egpu.maps.view import MapCopy, MapView, summable
 
 __all__ = [
     "ArenaLayout",
@@ -28,4 +28,5 @@ __all__ = [
     "plan",
     "ring_controls",
     "ring_table",
+    "summable",
 ]

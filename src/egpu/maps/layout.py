@@ -11,7 +11,9 @@ Device arena (one per process and device)::
     4096   maps, each aligned to 256 bytes, in the order of the MapSpec tuple
 
     ARRAY         max_entries x round_up(value_size, 8)
-    PERCPU_ARRAY  sm_slots copies, each round_up(max_entries x round_up(value_size, 8), 128)
+    PERCPU_ARRAY  sm_slots x spread copies, each
+                  round_up(max_entries x round_up(value_size, 8), 128); slot s has the copies from
+                  s x spread on
     RINGBUF       sm_slots control blocks of 128 bytes (RING_CONTROL)
 
 Host arena (a memfd)::
@@ -39,8 +41,8 @@ advances its own position in the host arena; the agent copies reader positions t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.program import MapSpec
@@ -57,7 +59,7 @@ LAUNCH_BLOCK: dict[str, tuple[int, int]] = {  # name: (offset, size)
     "kernel_id":    (24, 4),
     "flags":        (28, 4),   # LaunchFlag bits; bits 24-31 hold LAYOUT_VERSION
 }
-LAUNCH_FLAG_CAPTURED = 1       # launched from a graph: test the arena's enable word first
+LAUNCH_FLAG_CAPTURED = 1       # launched from a graph: the launch id is the node's
 
 ARENA_MAGIC = 0x414E5241_55504745   # "EGPUARNA"
 ARENA_HEADER: dict[str, tuple[int, int]] = {
@@ -98,6 +100,8 @@ HOST_CONTROL_SIZE = 4096
 READER_STRIDE = 64
 PAGE = 4096
 SM_COPY_ALIGNMENT = 128             # an L2 line: copies of two SMs never share one
+SPREAD_MAXIMUM = 8                  # copies per SM of a map that is only added to
+SPREAD_LIMIT = 64 << 20             # bytes of such a map
 RING_MINIMUM = 4096                 # bytes of one SM's ring
 RING_MAXIMUM = 1 << 30
 # fmt: on
@@ -108,11 +112,12 @@ class MapPlace:
     """Where one map lies; offsets and sizes in bytes."""
 
     offset: int  # in the device arena
-    stride: int  # between SM copies (per-SM maps, ring control), else 0
+    stride: int  # between copies (per-SM maps, ring control), else 0
     entry_stride: int  # between values of one copy
     ring_data: int = 0  # in the host arena
     ring_size: int = 0  # of one SM's ring
     ring_readers: int = 0  # offset of the reader positions in the host arena
+    spread: int = 1  # copies per SM slot of a per-SM map
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +144,13 @@ class RingTable:
     slots: int
 
 
-def plan(maps: Sequence[MapSpec], sm_slots: int) -> ArenaLayout:
+def plan(maps: Sequence[MapSpec], sm_slots: int, *, additive: Collection[int] = ()) -> ArenaLayout:
     """Places for ``maps`` on a device of ``sm_slots`` SMs.
+
+    ``additive`` are the indices of per-SM maps to which programs only ever add: the warps of an SM
+    may then use different copies, since only sums are read.  They get up to 8 copies per SM, as
+    long as the map stays below 64 MiB: an L2 slice takes one addition to a line every few cycles,
+    and warps that start and end blocks come faster (measured: docs/results.md).
 
     A ring's ``max_entries`` is, as in libbpf, its size in bytes: one SM's ring has ``max_entries /
     sm_slots`` bytes rounded up to a power of two of at least 4096, so the whole is never smaller
@@ -152,42 +162,52 @@ def plan(maps: Sequence[MapSpec], sm_slots: int) -> ArenaLayout:
     for spec in maps:
         _check(spec)
     device = ARENA_HEADER_SIZE
-    sizes: list[tuple[int, int, int, int]] = []  # offset, stride, entry stride, ring size
-    for spec in maps:
+    places: list[MapPlace] = []
+    for index, spec in enumerate(maps):
         offset = round_up(device, MAP_ALIGNMENT)
         entry = round_up(spec.value_size, 8)
         match traits(spec.type).storage:
             case Storage.ARRAY:
-                stride, ring, total = 0, 0, spec.max_entries * entry
+                place, total = MapPlace(offset, 0, entry), spec.max_entries * entry
             case Storage.PER_SM_ARRAY:
                 stride = round_up(spec.max_entries * entry, SM_COPY_ALIGNMENT)
-                ring, total = 0, stride * sm_slots
+                spread = _spread(stride * sm_slots) if index in additive else 1
+                place = MapPlace(offset, stride, entry, spread=spread)
+                total = stride * sm_slots * spread
             case Storage.RING:
-                stride, ring, entry = RING_CONTROL_SIZE, _ring_size(spec, sm_slots), 0
-                total = stride * sm_slots
+                ring = _ring_size(spec, sm_slots)
+                place = MapPlace(offset, RING_CONTROL_SIZE, 0, ring_size=ring)
+                total = RING_CONTROL_SIZE * sm_slots
             case None:
                 raise InternalError(f"map {spec.name} passed the check without storage")
-        sizes.append((offset, stride, entry, ring))
+        places.append(place)
         device = offset + total
-    device = round_up(device, PAGE)
-    return _with_host(sizes, sm_slots, device)
+    return _with_host(places, sm_slots, round_up(device, PAGE))
 
 
-def _with_host(sizes: list[tuple[int, int, int, int]], sm_slots: int, device: int) -> ArenaLayout:
+def _spread(one_each: int) -> int:
+    """Copies per SM for a map that takes ``one_each`` bytes with one."""
+    spread = SPREAD_MAXIMUM
+    while spread > 1 and one_each * spread > SPREAD_LIMIT:
+        spread //= 2
+    return spread
+
+
+def _with_host(device: list[MapPlace], sm_slots: int, device_size: int) -> ArenaLayout:
     """The layout once the device side is known: reader positions, then records, then snapshot."""
     readers = HOST_CONTROL_SIZE
-    rings = sum(1 for row in sizes if row[3])
+    rings = sum(1 for place in device if place.ring_size)
     data = round_up(readers + rings * sm_slots * READER_STRIDE, PAGE)
     places: list[MapPlace] = []
-    for offset, stride, entry, ring in sizes:
-        if ring:
-            places.append(MapPlace(offset, stride, entry, data, ring, readers))
+    for place in device:
+        if place.ring_size:
+            places.append(replace(place, ring_data=data, ring_readers=readers))
             readers += sm_slots * READER_STRIDE
-            data += sm_slots * ring
+            data += sm_slots * place.ring_size
         else:
-            places.append(MapPlace(offset, stride, entry))
+            places.append(place)
     snapshot = round_up(data, PAGE)
-    return ArenaLayout(sm_slots, tuple(places), device, snapshot + device, snapshot)
+    return ArenaLayout(sm_slots, tuple(places), device_size, snapshot + device_size, snapshot)
 
 
 def _check(spec: MapSpec) -> None:

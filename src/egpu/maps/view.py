@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from egpu.bpf.btf import Btf, BtfKind
 from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.program import MapSpec
@@ -62,11 +65,13 @@ class MapView(Mapping[int, object]):
         """The value of ``key`` on each SM slot; InputError if the map has one copy only."""
         if not self._per_sm:
             raise InputError("has no copy per SM", where=f"map {self._spec.name}")
-        return tuple(
-            self._decode(part)
-            for data, copy in self._read()
-            for part in self._parts(data, copy, key)
-        )
+        values: list[object] = []
+        for data, copy in self._read():
+            rows, spread = self._rows(data, copy, key), copy.place.spread
+            for first in range(0, len(rows), spread):
+                group = rows[first : first + spread]
+                values.append(self._decode(group[0].tobytes() if spread == 1 else self._sum(group)))
+        return tuple(values)
 
     def to_dict(self) -> dict[int, object]:
         """All entries of one snapshot."""
@@ -103,8 +108,8 @@ class MapView(Mapping[int, object]):
 
     def _value(self, read: list[tuple[bytes, MapCopy]], key: int) -> object:
         if self._per_sm:
-            parts = [part for data, copy in read for part in self._parts(data, copy, key)]
-            return self._decode(self._sum(parts))
+            rows = [self._rows(data, copy, key) for data, copy in read]
+            return self._decode(self._sum(np.concatenate(rows) if rows else self._no_rows()))
         self._check(key)
         if len(read) != 1:
             raise InputError(
@@ -116,11 +121,16 @@ class MapView(Mapping[int, object]):
         start = copy.place.offset + key * copy.place.entry_stride
         return self._decode(data[start : start + self._spec.value_size])
 
-    def _parts(self, data: bytes, copy: MapCopy, key: int) -> list[bytes]:
+    def _rows(self, data: bytes, copy: MapCopy, key: int) -> NDArray[np.uint8]:
+        """The bytes of ``key``'s value in every copy, a row each."""
         self._check(key)
-        first = copy.place.offset + key * copy.place.entry_stride
-        starts = [first + slot * copy.place.stride for slot in range(copy.sm_slots)]
-        return [data[start : start + self._spec.value_size] for start in starts]
+        place, copies = copy.place, copy.sm_slots * copy.place.spread
+        whole = np.frombuffer(data, np.uint8, copies * place.stride, place.offset)
+        first = key * place.entry_stride
+        return whole.reshape(copies, -1)[:, first : first + self._spec.value_size]
+
+    def _no_rows(self) -> NDArray[np.uint8]:
+        return np.zeros((0, self._spec.value_size), np.uint8)
 
     def _check(self, key: int) -> None:
         if not isinstance(key, int):
@@ -136,14 +146,18 @@ class MapView(Mapping[int, object]):
             return data
         return btf.decode(self._spec.value_type, data)
 
-    def _sum(self, parts: Sequence[bytes]) -> bytes:
+    def _sum(self, rows: NDArray[np.uint8]) -> bytes:
         where = f"map {self._spec.name}"
         btf = self._spec.btf
         if btf is None or not self._spec.value_type:
             raise InputError("values without BTF cannot be summed", where=where, hint=_PER_SM)
         total = bytearray(self._spec.value_size)
         for offset, size in _integers(btf, self._spec.value_type, 0, where):
-            number = sum(int.from_bytes(part[offset : offset + size], "little") for part in parts)
+            column = np.ascontiguousarray(rows[:, offset : offset + size])
+            if size <= 8:
+                number = int(column.view(f"<u{size}").sum(dtype=np.uint64))
+            else:
+                number = sum(int.from_bytes(row.tobytes(), "little") for row in column)
             wrapped = number & ((1 << 8 * size) - 1)
             total[offset : offset + size] = wrapped.to_bytes(size, "little")
         return bytes(total)
@@ -160,6 +174,18 @@ class MapView(Mapping[int, object]):
                 return value[index]
         known = ", ".join(btf.type_at(member.type).name for member in row.members)
         raise KeyError(f"{where} has no variable {name}; it has {known}")
+
+
+def summable(spec: MapSpec) -> bool:
+    """Whether the values of a map consist of integers only, so that copies can be added up."""
+    if spec.btf is None or not spec.value_type:
+        return False
+    try:
+        for _ in _integers(spec.btf, spec.value_type, 0, spec.name):
+            pass
+    except InputError:
+        return False
+    return True
 
 
 def _integers(btf: Btf, type_id: int, base: int, where: str) -> Iterator[tuple[int, int]]:

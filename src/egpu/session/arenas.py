@@ -36,9 +36,12 @@ class Arena:
 class Arenas:
     """Creates arenas as contexts appear and shows their maps under one name each; thread-safe."""
 
-    def __init__(self, maps: Sequence[MapSpec], names: Sequence[str]) -> None:
+    def __init__(
+        self, maps: Sequence[MapSpec], names: Sequence[str], additive: frozenset[int]
+    ) -> None:
         self._maps = tuple(maps)
         self._names = tuple(names)
+        self._additive = additive
         self._lock = threading.Lock()
         self._arenas: list[Arena] = []
 
@@ -65,7 +68,7 @@ class Arenas:
 
     def layout(self, device: DeviceInfo) -> ArenaLayout:
         """The layout on ``device``; it depends on the number of SMs only."""
-        return plan(self._maps, device.sm_count)
+        return plan(self._maps, device.sm_count, additive=self._additive)
 
     def all(self) -> tuple[Arena, ...]:
         """Every arena so far, in order of appearance."""

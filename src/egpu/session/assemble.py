@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from egpu.errors import UnsupportedError
-from egpu.session.cache import TwinCache
 from egpu.splice import ptxas_arguments
 
 _TIMEOUT_S = 120
@@ -62,21 +61,18 @@ def _candidates() -> list[str | None]:
 class Assembler:
     """Turns a twin's PTX into the image that the agent loads."""
 
-    def __init__(self, ptxas: Ptxas | None, cache: TwinCache | None) -> None:
+    def __init__(self, ptxas: Ptxas | None) -> None:
         self._ptxas = ptxas
-        self._cache = cache
-        self.cached = 0  # twins taken from the cache
-        self.assembled = 0
+
+    @property
+    def stable(self) -> bool:
+        """Whether the result is machine code that is worth keeping."""
+        return self._ptxas is not None
 
     @property
     def description(self) -> str:
         """What assembles, for reports."""
         return self._ptxas.version if self._ptxas else "the driver's own compiler (no ptxas found)"
-
-    @property
-    def cache_failure(self) -> str:
-        """Why twins are not being cached, "" if they are."""
-        return self._cache.failure if self._cache else ""
 
     def assemble(self, text: str, target: str, device: int) -> bytes:
         """Machine code of ``text`` for a device of arch ``device`` (90), or the text itself
@@ -87,22 +83,13 @@ class Assembler:
         if self._ptxas is None:
             return text.encode() + b"\0"
         arguments = ptxas_arguments(target, device, source="twin.ptx", output="twin.cubin")
-        key = TwinCache.key(text, " ".join(arguments), self._ptxas.version)
-        code = self._cache.load(key) if self._cache else None
-        if code is not None:
-            self.cached += 1
-            return code
-        code = _run(self._ptxas, text, arguments)
-        self.assembled += 1
-        if self._cache:
-            self._cache.store(key, code)
-        return code
+        return _run(self._ptxas, text, arguments)
 
 
 def _run(ptxas: Ptxas, text: str, arguments: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="egpu-ptxas-") as folder:
         try:
-            Path(folder, "twin.ptx").write_text(text)
+            Path(folder, "twin.ptx").write_text(text, "utf-8", "surrogateescape")
             run = subprocess.run(
                 [ptxas.path, *arguments],
                 cwd=folder,

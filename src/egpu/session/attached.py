@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from egpu.bpf.demangle import demangle
 from egpu.bpf.program import AttachKind, AttachPoint
 from egpu.bpf.sections import matches
-from egpu.codegen import DeviceCode, compile_probe
+from egpu.codegen import DeviceCode, Launch, compile_probe
 from egpu.verifier import VerifiedProgram
 
 
@@ -31,7 +31,7 @@ class ProbeSet:
             for point in verified.program.attach
         )
         self._only = only
-        self._compiled: dict[tuple[int, str, str], DeviceCode] = {}
+        self._compiled: dict[tuple[tuple[int, str, str], Launch], DeviceCode] = {}
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
@@ -48,12 +48,22 @@ class ProbeSet:
                 chosen.setdefault(_key(attachment), attachment)
         return tuple(chosen.values())
 
-    def compiled(self, attachment: Attachment) -> DeviceCode:
+    @staticmethod
+    def fingerprint(attachment: Attachment) -> str:
+        """Names everything that the device code of ``attachment`` depends on, without compiling.
+
+        A program's repr holds its instructions, its maps and their initial contents.
+        """
+        return (
+            f"{attachment.program.policy.value} {attachment.point!r} {attachment.program.program!r}"
+        )
+
+    def compiled(self, attachment: Attachment, launch: Launch) -> DeviceCode:
         """The device code of ``attachment``, compiled at the first call."""
-        key = _key(attachment)
+        key = _key(attachment), launch
         code = self._compiled.get(key)
         if code is None:
-            code = compile_probe(attachment.program, point=attachment.point)
+            code = compile_probe(attachment.program, point=attachment.point, launch=launch)
             self._compiled[key] = code
         return code
 

@@ -1,19 +1,25 @@
-"""Assembled twins on disk.
+"""Built twins on disk.
 
-A twin's text is address-free, so its machine code can be used by any process.  The key is the
-SHA-256 of everything that decides the result: text, architecture, assembler and its version.  Files
+A twin is address-free, so any process can use it.  The key is the SHA-256 of everything that
+decides what is built: image, kernel, programs, arch, layout, assembler, and egpu's own code.  Files
 are written under a temporary name and renamed, so concurrent sessions never see half a file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import json
 import os
 import tempfile
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-CACHE_FORMAT = b"egpu twin 1\n"
+from egpu.version import VERSION
+
+CACHE_FORMAT = b"egpu twin 2\n"
+_BUILDERS = ("bpf", "verifier", "codegen", "image", "splice", "maps")  # packages that decide
 DEFAULT_LIMIT = 256 << 20  # bytes
 
 
@@ -26,8 +32,50 @@ def default_directory() -> Path:
     return Path(base) / "egpu" / "twins"
 
 
+@dataclass(frozen=True, slots=True)
+class BuiltTwin:
+    """A twin as it is kept; fields as in ``egpu.agent.twin.Twin`` and ``InstrumentedImage``."""
+
+    image: bytes
+    hidden_offset: int
+    parameters: int
+    globals: tuple[str, ...]
+    globals_table: str
+    entry_sites: int
+    exit_sites: int
+    uncovered: tuple[str, ...]
+
+    def to_bytes(self) -> bytes:
+        """Length of a JSON head in 4 bytes, the head, the image."""
+        head = {field.name: getattr(self, field.name) for field in fields(self)}
+        del head["image"]
+        text = json.dumps(head).encode()
+        return len(text).to_bytes(4, "little") + text + self.image
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> BuiltTwin:
+        """The inverse of :meth:`to_bytes`, whose result a checksum has kept whole."""
+        end = 4 + int.from_bytes(data[:4], "little")
+        head = json.loads(data[4:end])
+        for name in ("globals", "uncovered"):
+            head[name] = tuple(head[name])
+        return cls(image=data[end:], **head)
+
+
+@functools.cache
+def build_identity() -> str:
+    """Changes with every module that takes part in building twins (sizes and times of files)."""
+    root = Path(__file__).resolve().parents[1]
+    rows = []
+    for package in _BUILDERS:
+        for path in sorted((root / package).rglob("*.py")):
+            status = path.stat()
+            rows.append(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join([VERSION, *rows]).encode()).hexdigest()
+
+
 class TwinCache:
-    """A bounded directory of machine code; every failure of the disk means "not cached".
+    """A bounded directory of twins; every failure of the disk means "not cached".
 
     ``limit`` is the total size in bytes above which the oldest files are removed.
     """
@@ -38,17 +86,17 @@ class TwinCache:
         self.failure = ""
 
     @staticmethod
-    def key(text: str, architecture: str, assembler: str) -> str:
-        """The name under which the machine code of ``text`` is kept."""
+    def key(*parts: str) -> str:
+        """The name under which what ``parts`` and egpu's own code decide is kept."""
         digest = hashlib.sha256()
-        for part in (text, architecture, assembler):
-            encoded = part.encode()
+        for part in (build_identity(), *parts):
+            encoded = part.encode("utf-8", "surrogateescape")
             digest.update(len(encoded).to_bytes(8, "little"))
             digest.update(encoded)
         return digest.hexdigest()
 
-    def load(self, key: str) -> bytes | None:
-        """The machine code kept under ``key``, None if there is none or it is damaged."""
+    def load(self, key: str) -> BuiltTwin | None:
+        """The twin kept under ``key``, None if there is none or it is damaged."""
         try:
             data = self._path(key).read_bytes()
         except OSError:
@@ -57,10 +105,11 @@ class TwinCache:
         body = data[head + 32 :]
         if data[:head] != CACHE_FORMAT or hashlib.sha256(body).digest() != data[head : head + 32]:
             return None
-        return body
+        return BuiltTwin.from_bytes(body)
 
-    def store(self, key: str, code: bytes) -> None:
-        """Keep ``code``. A full or read-only disk is remembered in ``failure`` and is no error."""
+    def store(self, key: str, twin: BuiltTwin) -> None:
+        """Keep ``twin``. A full or read-only disk is remembered in ``failure`` and is no error."""
+        code = twin.to_bytes()
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle, name = tempfile.mkstemp(dir=self._directory, prefix=".new-")
@@ -77,11 +126,11 @@ class TwinCache:
             self.failure = f"twins are not cached in {self._directory}: {error.strerror}"
 
     def _path(self, key: str) -> Path:
-        return self._directory / f"{key}.cubin"
+        return self._directory / f"{key}.twin"
 
     def _evict(self) -> None:
         files = []
-        for path in self._directory.glob("*.cubin"):
+        for path in self._directory.glob("*.twin"):
             with contextlib.suppress(OSError):  # another session may have removed it
                 status = path.stat()
                 files.append((status.st_mtime, status.st_size, path))

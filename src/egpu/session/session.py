@@ -24,6 +24,7 @@ from egpu.agent.twin import (
 from egpu.bpf.object import read_object
 from egpu.bpf.program import Object
 from egpu.errors import InputError
+from egpu.session.additive import additive_maps
 from egpu.session.arenas import Arenas, Maps
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
@@ -87,15 +88,17 @@ class Session:
     ) -> None:
         maps = verified[0].program.maps
         self._options = options
-        self._arenas = Arenas(maps, names)
+        self._arenas = Arenas(maps, names, additive_maps(verified, maps))
         self._verified = tuple(verified)
         self._cleanup = contextlib.ExitStack()
         self._notes: list[str] = []
-        self._assembler = self._make_assembler()
+        self._cache = TwinCache(default_directory()) if options.cache else None
+        assembler = self._make_assembler()
         self._broker = _Broker(
             TwinBuilder(
                 ProbeSet(verified, only=options.kernels),
-                None if options.simulated else self._assembler,
+                assembler,
+                self._cache,
                 self._arenas.layout,
                 allow_occupancy_loss=options.allow_occupancy_loss,
             ),
@@ -131,8 +134,8 @@ class Session:
     def notes(self) -> tuple[str, ...]:
         """Sentences that a report must say (no assembler, cache not writable, stale snapshot)."""
         notes = list(self._notes)
-        if self._assembler.cache_failure:
-            notes.append(self._assembler.cache_failure)
+        if self._cache is not None and self._cache.failure:
+            notes.append(self._cache.failure)
         return (*notes, *self._server.problems)
 
     def running(self) -> bool:
@@ -177,7 +180,7 @@ class Session:
         rings = [ring.totals() for ring in self._maps.rings()]
         return SessionCost(
             twins=len(built),
-            cached=self._assembler.cached,
+            cached=sum(report.cached for report in built),
             build_ms=sum(report.build_ms for report in built),
             instructions=sum(program.cost.instructions for program in self._verified),
             records_dropped=sum(total.dropped for total in rings),
@@ -198,12 +201,13 @@ class Session:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _make_assembler(self) -> Assembler:
-        ptxas = None if self._options.simulated else find_ptxas()
-        if ptxas is None and not self._options.simulated:
+    def _make_assembler(self) -> Assembler | None:
+        if self._options.simulated:
+            return None
+        ptxas = find_ptxas()
+        if ptxas is None:
             self._notes.append("no ptxas found: the driver's own compiler assembles the twins")
-        cache = TwinCache(default_directory()) if self._options.cache else None
-        return Assembler(ptxas, cache)
+        return Assembler(ptxas)
 
     def _start(self, argv: Sequence[str]) -> None:
         folder = tempfile.mkdtemp(prefix="egpu-")  # made with mode 0700

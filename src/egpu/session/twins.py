@@ -6,17 +6,19 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from egpu.agent.twin import DeviceInfo, KernelSeen, Refused, Twin, Unmatched
+from egpu.codegen import Launch
 from egpu.errors import EgpuError
-from egpu.image import choose_ptx, open_image, ptx_text
+from egpu.image import Image, choose_ptx, open_image, ptx_text
 from egpu.image.ptx import parse
 from egpu.image.ptx.syntax import Module
 from egpu.maps.layout import ArenaLayout
 from egpu.session.assemble import Assembler
-from egpu.session.attached import ProbeSet
-from egpu.splice import InstrumentedImage, splice_ptx
+from egpu.session.attached import Attachment, ProbeSet
+from egpu.session.cache import BuiltTwin, TwinCache
+from egpu.splice import splice_ptx
 
 _PARSED_LIMIT = 16  # modules kept: a fatbin's kernels are resolved one after the other
 
@@ -26,40 +28,46 @@ class TwinReport:
     """What became of one kernel that a link matched.
 
     ``reason`` is "" for a twin that was built; ``uncovered`` says what ends threads unprobed;
-    ``build_ms`` is the time of parse, compile, splice and assembly in milliseconds.
+    ``build_ms`` is the time that it took in milliseconds, next to nothing if it was ``cached``.
+    ``captured``: the twin for launches that are recorded into graphs.
     """
 
     kernel_id: int
     kernel: str
+    captured: bool
     reason: str
     entry_sites: int = 0
     exit_sites: int = 0
     uncovered: tuple[str, ...] = ()
     build_ms: float = 0.0
+    cached: bool = False
 
 
 class TwinBuilder:
     """Builds twins; thread-safe.
 
-    ``hand_over_text`` (simulated device, or no assembler) gives the agent PTX instead of a cubin.
+    Without an ``assembler`` (the simulated device) twins are PTX text.  Without a ``cache`` each is
+    built anew in every session.
     """
 
     def __init__(
         self,
         probes: ProbeSet,
         assembler: Assembler | None,
+        cache: TwinCache | None,
         layout_of: Callable[[DeviceInfo], ArenaLayout],
         *,
         allow_occupancy_loss: bool,
     ) -> None:
         self._probes = probes
         self._assembler = assembler
+        self._cache = cache
         self._layout_of = layout_of
         self._allow_occupancy_loss = allow_occupancy_loss
         self._lock = threading.Lock()
-        self._parsed: OrderedDict[tuple[str, int, str], Module] = OrderedDict()
+        self._parsed: OrderedDict[tuple[str, int], Module] = OrderedDict()
         self._ids: dict[str, int] = {}
-        self._reports: dict[int, TwinReport] = {}
+        self._reports: dict[tuple[int, bool], TwinReport] = {}
 
     def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
         """The twin of the kernel that was seen, or why there is none. Never raises EgpuError."""
@@ -68,53 +76,94 @@ class TwinBuilder:
             return Unmatched()
         with self._lock:  # llvmlite and the caches are not thread-safe; twins are built once
             kernel_id = self._ids.setdefault(seen.kernel, len(self._ids))
+            report = TwinReport(kernel_id, seen.kernel, seen.captured, "")
             started = time.perf_counter()
             try:
-                spliced, twin = self._build(seen, kernel_id)
+                built, cached = self._find_or_build(seen, attachments)
             except EgpuError as error:
-                reason = str(error)
-                self._reports[kernel_id] = TwinReport(kernel_id, seen.kernel, reason)
-                return Refused(reason)
-            self._reports[kernel_id] = TwinReport(
-                kernel_id,
-                seen.kernel,
-                "",
-                spliced.entry_sites,
-                spliced.exit_sites,
-                spliced.uncovered,
-                (time.perf_counter() - started) * 1e3,
+                self._note(replace(report, reason=str(error)))
+                return Refused(str(error))
+            self._note(
+                replace(
+                    report,
+                    entry_sites=built.entry_sites,
+                    exit_sites=built.exit_sites,
+                    uncovered=built.uncovered,
+                    build_ms=(time.perf_counter() - started) * 1e3,
+                    cached=cached,
+                )
             )
-            return twin
+        return Twin(
+            image=built.image,
+            hidden_offset=built.hidden_offset,
+            parameters=built.parameters,
+            globals=built.globals,
+            globals_table=built.globals_table,
+            kernel_id=kernel_id,
+            allow_occupancy_loss=self._allow_occupancy_loss,
+        )
 
     def reports(self) -> tuple[TwinReport, ...]:
         """What became of every kernel that was matched, by kernel id."""
         with self._lock:
             return tuple(self._reports[key] for key in sorted(self._reports))
 
-    def _build(self, seen: KernelSeen, kernel_id: int) -> tuple[InstrumentedImage, Twin]:
-        module = self._module(seen)
-        codes = [self._probes.compiled(item) for item in self._probes.matching(seen.kernel)]
+    def _note(self, report: TwinReport) -> None:
+        self._reports[report.kernel_id, report.captured] = report
+
+    def _find_or_build(
+        self, seen: KernelSeen, attachments: tuple[Attachment, ...]
+    ) -> tuple[BuiltTwin, bool]:
+        image = open_image(seen.image())
         layout = self._layout_of(seen.device)
+        launch = Launch.CAPTURED if seen.captured else Launch.DIRECT
+        if self._cache is None or self._assembler is None or not self._assembler.stable:
+            return self._build(image, seen, attachments, layout, launch), False
+        key = TwinCache.key(
+            image.digest,
+            seen.kernel,
+            str(seen.device.arch),
+            launch.value,
+            repr(layout),
+            self._assembler.description,
+            *(self._probes.fingerprint(item) for item in attachments),
+        )
+        found = self._cache.load(key)
+        if found is not None:
+            return found, True
+        built = self._build(image, seen, attachments, layout, launch)
+        self._cache.store(key, built)
+        return built, False
+
+    def _build(
+        self,
+        image: Image,
+        seen: KernelSeen,
+        attachments: tuple[Attachment, ...],
+        layout: ArenaLayout,
+        launch: Launch,
+    ) -> BuiltTwin:
+        module = self._module(image, seen)
+        codes = [self._probes.compiled(item, launch) for item in attachments]
         spliced = splice_ptx(module, seen.kernel, codes, layout)
         if self._assembler is None:
-            image = spliced.text.encode() + b"\0"
+            code = spliced.text.encode("utf-8", "surrogateescape") + b"\0"
         else:
-            image = self._assembler.assemble(spliced.text, spliced.target, seen.device.arch)
-        twin = Twin(
-            image=image,
+            code = self._assembler.assemble(spliced.text, spliced.target, seen.device.arch)
+        return BuiltTwin(
+            image=code,
             hidden_offset=spliced.hidden_offset,
             parameters=spliced.parameters,
             globals=spliced.globals,
             globals_table=spliced.globals_table,
-            kernel_id=kernel_id,
-            allow_occupancy_loss=self._allow_occupancy_loss,
+            entry_sites=spliced.entry_sites,
+            exit_sites=spliced.exit_sites,
+            uncovered=spliced.uncovered,
         )
-        return spliced, twin
 
-    def _module(self, seen: KernelSeen) -> Module:
-        image = open_image(seen.image())
+    def _module(self, image: Image, seen: KernelSeen) -> Module:
         member = choose_ptx(image, seen.device.arch, kernel=seen.kernel)
-        key = (image.digest, member.offset, member.suffix)
+        key = (image.digest, member.offset)
         module = self._parsed.get(key)
         if module is None:
             module = parse(ptx_text(member))

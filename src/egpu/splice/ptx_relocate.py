@@ -130,6 +130,8 @@ def _value(
             return str(_place(code, relocation, setting.layout).offset)
         case RelocKind.MAP_STRIDE:
             return str(_place(code, relocation, setting.layout).stride)
+        case RelocKind.MAP_SPREAD:
+            return str(_place(code, relocation, setting.layout).spread)
         case RelocKind.RING_DATA:
             return str(_place(code, relocation, setting.layout).ring_data)
         case RelocKind.RING_SIZE:

@@ -10,12 +10,11 @@ from codegen_programs import COUNT, OUTPUT, PER_SM, RING, entry, leave, probe
 from egpu.bpf.context import FIELDS
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import Level, MapSpec
-from egpu.codegen import compile_probe
+from egpu.codegen import Launch, compile_probe
 from egpu.image.ptx import parse
 from egpu.maps.layout import (
     LAUNCH_BLOCK,
     LAUNCH_BLOCK_SIZE,
-    LAUNCH_FLAG_CAPTURED,
     RING_CONTROL,
     initial_chunks,
     plan,
@@ -72,12 +71,13 @@ exit
 class Run:
     """A spliced kernel, launched once; what its maps hold then."""
 
-    def __init__(self, verified, point, *, blocks=7, threads=96, flags=0, enabled=1):
+    def __init__(
+        self, verified, point, *, blocks=7, threads=96, launch=Launch.DIRECT, enabled=1, additive=()
+    ):
         maps = verified.program.maps
-        self.layout = plan(maps, SLOTS)
-        image = splice_ptx(
-            parse(KERNEL), "work", [compile_probe(verified, point=point)], self.layout
-        )
+        self.layout = plan(maps, SLOTS, additive=additive)
+        code = compile_probe(verified, point=point, launch=launch)
+        image = splice_ptx(parse(KERNEL), "work", [code], self.layout)
         self.memory = DeviceMemory()
         self.device = self.memory.allocate(self.layout.device_size)
         self.host = self.memory.allocate(self.layout.host_size)
@@ -88,7 +88,6 @@ class Run:
         for name, value in (
             ("device_arena", self.device),
             ("host_arena", self.host),
-            ("flags", flags),
         ):
             offset, size = LAUNCH_BLOCK[name]
             block[offset : offset + size] = value.to_bytes(size, "little")
@@ -101,10 +100,11 @@ class Run:
     def values(self, entry_index):
         """The u64 of each SM slot's copy of map 0."""
         place = self.layout.places[0]
-        return [
-            int(self.words(place.offset + slot * place.stride + 8 * entry_index, 1)[0])
-            for slot in range(SLOTS)
+        copies = [
+            int(self.words(place.offset + copy * place.stride + 8 * entry_index, 1)[0])
+            for copy in range(SLOTS * place.spread)
         ]
+        return [sum(copies[i : i + place.spread]) for i in range(0, len(copies), place.spread)]
 
     def control(self, name):
         place = self.layout.places[0]
@@ -133,8 +133,8 @@ class Run:
 )
 def test_counts_are_exact(point, expected, threads):
     run = Run(probe(COUNT, PER_SM, points=(point,)), point, threads=threads)
-    # Blocks 0-6 go to SMs 0-3 in turn; SM 3 uses slot 0.
-    assert run.values(2) == [3 * blocks * expected(threads) for blocks in (3, 2, 2)]
+    # Blocks 0-6 go to SMs 0-3 in turn; SM 3, which has no slot of its own, uses the last one.
+    assert run.values(2) == [3 * blocks * expected(threads) for blocks in (2, 2, 3)]
     assert run.values(1) == [0, 0, 0]
 
 
@@ -157,15 +157,30 @@ def test_active_mask_is_the_lanes_of_the_site(level):
     assert run.values(0)[0] == 0x7F
 
 
+@pytest.mark.parametrize("threads", [1, 33, 1024])
+def test_warps_of_an_sm_are_dealt_over_its_copies(threads):
+    run = Run(probe(COUNT, PER_SM), entry(), threads=threads, additive={0})
+    place = run.layout.places[0]
+    assert place.spread == 8
+    assert run.values(2) == [3 * blocks * threads for blocks in (2, 2, 3)]
+    used = [
+        bool(run.words(place.offset + copy * place.stride + 16, 1)[0])
+        for copy in range(SLOTS * place.spread)
+    ]
+    assert sum(used) >= min(8, -(-threads // 32))
+
+
 @pytest.mark.parametrize(
-    ("flags", "enabled", "runs"),
-    [(0, 1, True), (0, 0, True), (LAUNCH_FLAG_CAPTURED, 1, True), (LAUNCH_FLAG_CAPTURED, 0, False)],
+    ("launch", "enabled", "runs"),
+    [
+        (Launch.DIRECT, 1, True),
+        (Launch.DIRECT, 0, True),
+        (Launch.CAPTURED, 1, True),
+        (Launch.CAPTURED, 0, False),
+    ],
 )
-def test_enable_word_of_captured_launches(flags, enabled, runs):
-    version = 1 << 24
-    run = Run(
-        probe(COUNT, PER_SM), entry(), flags=flags | version, enabled=enabled, blocks=1, threads=32
-    )
+def test_enable_word_of_captured_launches(launch, enabled, runs):
+    run = Run(probe(COUNT, PER_SM), entry(), launch=launch, enabled=enabled, blocks=1, threads=32)
     assert run.values(2)[0] == (96 if runs else 0)
 
 

@@ -1,6 +1,7 @@
 """Probes: what their text looks like, what is refused, that ptxas takes them."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from codegen_programs import (
@@ -24,6 +25,7 @@ from egpu.bpf.context import FIELDS
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.program import AttachKind, AttachPoint, Level
 from egpu.codegen import (
+    Launch,
     Relocation,
     RelocKind,
     Target,
@@ -34,6 +36,7 @@ from egpu.codegen import (
 from egpu.codegen.calls import helper_bodies
 from egpu.errors import InputError, UnsupportedError
 
+ONE = replace(ARRAY, max_entries=1)  # what map_index_value reaches directly
 OFFSETS = {row.name: row.offset for row in FIELDS}
 RESERVE = """
 lddw %r1, map_index 0
@@ -100,8 +103,8 @@ def lines_without_tag(code):
         ("count_warp", COUNT, (PER_SM,), entry(Level.WARP)),
         ("count_block", COUNT, (PER_SM,), entry(Level.BLOCK)),
         ("return_only", "mov %r0, 0\nexit", (), entry()),
-        ("parameters", field_reads(["parm1", "parm6", "launch_id"]), (ARRAY,), entry()),
-        ("durations", field_reads(["start_time", "globaltimer"]), (ARRAY,), leave()),
+        ("parameters", field_reads(["parm1", "parm6", "launch_id"]), (ONE,), entry()),
+        ("durations", field_reads(["start_time", "globaltimer"]), (ONE,), leave()),
     ],
 )
 def test_golden(name, text, maps, point):
@@ -127,12 +130,17 @@ def test_relocations_are_what_the_text_names():
             assert len(found) == code.text.count(f"{relocation.symbol};")
 
 
-def test_every_probe_asks_whether_captured_launches_are_on():
+def test_every_probe_of_a_captured_launch_asks_whether_it_is_on():
     for point in (entry(), entry(Level.WARP), entry(Level.BLOCK), leave(), leave(Level.WARP)):
-        code = code_of("mov %r0, 0\nexit", point=point)
-        assert Relocation(RelocKind.LAUNCH, 24) in code.relocations
-        assert "ld.relaxed.gpu.global.b32" in code.text
-        assert "+64];" in code.text
+        verified = probe("mov %r0, 0\nexit", points=(point,))
+        captured = compile_probe(verified, point=point, launch=Launch.CAPTURED)
+        assert Relocation(RelocKind.LAUNCH, 0) in captured.relocations
+        assert "ld.relaxed.gpu.global.b32" in captured.text
+        assert "+64];" in captured.text
+        direct = compile_probe(verified, point=point)
+        assert not direct.relocations
+        assert "ld." not in direct.text
+        assert direct.digest != captured.digest
 
 
 def test_text_leaves_by_its_end_alone():
@@ -145,7 +153,7 @@ def test_text_leaves_by_its_end_alone():
 def test_divergence_is_undone():
     helper = "call 7\nmov %r6, %r0\nlddw %r2, map_index_value 0\nmov %r1, 1\n"
     text = helper + "jgt %r6, 5, +1\nlock add [%r2], %r1\nmov %r0, 0\nexit"
-    last = code_of(text, ARRAY).text.rstrip().splitlines()[-1]
+    last = code_of(text, ONE).text.rstrip().splitlines()[-1]
     assert re.fullmatch(r"bar\.warp\.sync %\w+_g0;", last)
 
 
@@ -177,8 +185,8 @@ def all_codes():
     yield code_of(LOCAL)
     fields = [row.name for row in FIELDS if row.name != "param" and not row.exit_only]
     at_exit = [row.name for row in FIELDS if row.exit_only]
-    yield code_of(field_reads(fields), ARRAY)
-    yield code_of(field_reads(at_exit), ARRAY, point=leave(Level.WARP))
+    yield code_of(field_reads(fields), ONE)
+    yield code_of(field_reads(at_exit), ONE, point=leave(Level.WARP))
     yield code_of(COUNT, PER_SM, point=entry(Level.BLOCK))
     yield code_of(OUTPUT.format(size=20), RING)
     yield code_of(RESERVE.format(end=132), RING)
@@ -192,7 +200,7 @@ def all_codes():
     yield code_of("lddw %r1, map_index 0\nmov %r2, 1\ncall 134\nexit", RING)
     for size in ("dw", "w", "h", "b"):
         load = f"lddw %r1, map_index_value 0\nldx{size} %r0, [%r1]\nst{size} [%r1], 1\nexit"
-        yield code_of(load, ARRAY)
+        yield code_of(load, ONE)
 
 
 @needs_ptxas
@@ -242,4 +250,4 @@ def test_where_a_program_does_not_belong():
 def test_executor_has_no_maps():
     text = "lddw %r1, map_index_value 0\nldxdw %r0, [%r1]\nexit"
     with pytest.raises(UnsupportedError, match="__egpu_launch_0"):
-        compile_executor_ptx(executable(text, ARRAY))
+        compile_executor_ptx(executable(text, ONE))

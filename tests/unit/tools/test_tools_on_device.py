@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from egpu.codegen import compile_probe
+from egpu.codegen import Launch, compile_probe
 from egpu.image.ptx import parse
 from egpu.maps import (
     HostArena,
@@ -55,11 +55,13 @@ SLOTS = 4
 class Rig:
     """One tool's programs in ``leaves``, with both arenas in simulated memory."""
 
-    def __init__(self, name):
+    def __init__(self, name, launch=Launch.DIRECT):
         loaded = load_object(find_tool(name))
         self.maps = loaded.maps
         self.layout = plan(self.maps, SLOTS)
-        codes = [compile_probe(verify(p), point=p.attach[0]) for p in loaded.programs]
+        codes = [
+            compile_probe(verify(p), point=p.attach[0], launch=launch) for p in loaded.programs
+        ]
         twin = splice_ptx(parse(KERNEL), "leaves", codes, self.layout)
         self.hidden = twin.hidden_offset
         self.module = parse(twin.text)
@@ -165,10 +167,12 @@ def test_kernellat_merges_every_block_of_every_launch(flags):
 
 
 def test_a_disabled_arena_stops_captured_launches_only():
-    rig = Rig("kernelcount")
+    rig = Rig("kernelcount", Launch.CAPTURED)
     rig.memory.write(rig.device + 64, bytes(4))
     rig.launch(1, (1, 1, 1), (32, 1, 1), flags=1)
     assert read_counts(rig.view("counts")) == []
+    rig = Rig("kernelcount")
+    rig.memory.write(rig.device + 64, bytes(4))
     rig.launch(2, (1, 1, 1), (32, 1, 1))
     (row,) = read_counts(rig.view("counts"))
     assert sum(row.threads) == 32

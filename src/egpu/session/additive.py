@@ -1,0 +1,53 @@
+"""Which per-SM maps are only ever added to.
+
+Nobody reads a single copy of such a map on the device, so the warps of an SM may use different
+copies of it: sums stay exact and additions do not queue up (``maps.plan``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from egpu.bpf.isa import instructions
+from egpu.bpf.program import MapSpec
+from egpu.maps import summable
+from egpu.verifier import VerifiedProgram
+from egpu.verifier.verified import Operand, Region, RmwOp
+
+_LOOKUP = 1  # bpf_map_lookup_elem
+_ADD = 0  # imm of an atomic add without fetch (RFC 9669, table "atomic operations")
+_ATOMIC = (0xC3, 0xDB)  # STX | ATOMIC | W and DW
+_CALL = 0x85
+
+
+def additive_maps(programs: Sequence[VerifiedProgram], maps: Sequence[MapSpec]) -> frozenset[int]:
+    """Indices of the maps that every program only adds to (``*v += n`` or an atomic add)."""
+    other: set[int] = set()
+    for program in programs:
+        other.update(_used_otherwise(program))
+    return frozenset(
+        index for index, spec in enumerate(maps) if index not in other and summable(spec)
+    )
+
+
+def _used_otherwise(verified: VerifiedProgram) -> Iterator[int]:
+    facts, count = verified.facts, len(verified.program.maps)
+    added: set[int] = set()
+    for store, rmw in facts.rmw.items():
+        if rmw.op is RmwOp.ADD:
+            added.update((store, rmw.load_pc, *rmw.skip_pcs))
+    code = verified.program.code
+    for pc, insn, _ in instructions(code):
+        if insn.opcode == _CALL and insn.src == 0 and insn.imm == _LOOKUP:
+            continue
+        if pc in added or (insn.opcode in _ATOMIC and insn.imm == _ADD):
+            # The value that is added must not point into a map; the verifier saw to that.
+            continue
+        for register in range(11):
+            operand = facts.operands.get((pc, register))
+            if operand is not None and _reaches(operand):
+                yield from range(count) if operand.map is None else (operand.map,)
+
+
+def _reaches(operand: Operand) -> bool:
+    return not operand.regions.isdisjoint({Region.MAP_POINTER, Region.MAP_VALUE})
