@@ -17,7 +17,7 @@ from egpu.verifier.verified import Policy, VerifiedProgram
 
 _DISTRIBUTION = "warpbpf"
 # Changes whenever the code that the same program compiles to changes within one version of egpu.
-_REVISION = 4
+_REVISION = 5
 _CONTEXT = "1"  # r1 of a probe: the context is virtual, its address only has to differ from null
 _KINDS = frozenset({AttachKind.ENTRY, AttachKind.EXIT})
 
