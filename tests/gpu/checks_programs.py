@@ -17,6 +17,7 @@ from egpu.bpf.insn import program_from_code
 from egpu.cli.cuda_device import run_executor
 from egpu.codegen import compile_executor_ptx
 from egpu.errors import EgpuError
+from egpu.sim import SimulatedDevice
 from egpu.verifier import Policy, VerifiedProgram, verify
 
 LANES = 32
@@ -116,4 +117,16 @@ def one_of_two(built: Built) -> str:
     return f"{expected:,} entries and exits"
 
 
-CHECKS = (conformance, increments, one_of_two)
+def same_as_simulated(built: Built) -> str:
+    """The demo's five kernels give the same bytes on the device and on the simulated one."""
+    argv = [str(built.demo), "--json", "--launches", "3", "--size", "5000"]
+    real = plain(argv)
+    require(real.code == 0, f"demo: exit {real.code}: {real.errors[-800:]}")
+    with SimulatedDevice() as device:
+        simulated = plain(argv, **device.environment())
+    require(simulated.code == 0, f"demo, simulated: exit {simulated.code}: {simulated.errors}")
+    require(real.output == simulated.output, f"{real.output}\n{simulated.output}")
+    return f"digest {real.last['digest']} on both"
+
+
+CHECKS = (conformance, increments, one_of_two, same_as_simulated)

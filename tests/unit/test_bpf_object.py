@@ -104,6 +104,29 @@ def test_linked_program_runs():
     assert not functions["triple"].is_global
 
 
+@pytest.mark.parametrize("path", sorted(OBJECTS.glob("clang/*.o")), ids=lambda path: path.name)
+def test_objects_of_upstream_clang(path):
+    """The same sources by clang 16 and 19: the same programs, maps and results."""
+    name = path.name.split(".")[0]
+    theirs, ours = read_object(path.read_bytes(), path.name), load(name)
+    assert set(theirs.by_name()) == set(ours.by_name())
+    assert sorted(spec.name for spec in theirs.maps) == sorted(spec.name for spec in ours.maps)
+    for program in theirs.programs:
+        assert program.attach == ours.by_name()[program.name].attach
+        assert program.lines
+    if name == "globals":
+        check_main(theirs)
+    if name == "records":
+        program = theirs.by_name()["record"]
+        maps = [MapState(spec) for spec in program.maps]
+        ctx = bytearray(4384)
+        ctx[224:228] = WORD.pack(11)
+        assert run(program, context=bytes(ctx), maps=maps, place=Place(sm=11)) == 1
+        (data,) = next(state for state in maps if state.spec.name == "events").records
+        last = next(state for state in maps if state.spec.name == "last")
+        assert bytes(last.values) == data
+
+
 def test_unreached_functions_are_left_out():
     assert [function.name for function in load("globals").by_name()["second"].functions] == [
         "second"
