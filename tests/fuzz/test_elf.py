@@ -22,7 +22,7 @@ EXTREMES = (0, 1, 7, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 63
 
 budget = settings(
     max_examples=250,
-    deadline=SECONDS * 1000,
+    deadline=None,  # wall time means nothing on a loaded machine; pytest ends a hang
     derandomize=True,  # the same inputs on every machine: a failure is never somebody else's
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -191,9 +191,9 @@ BIG = {
 @pytest.mark.parametrize("kind", BIG)
 def test_big_objects_do_not_hang(kind):
     data = BIG[kind]()
-    started = time.perf_counter()
+    started = time.process_time()
     answered(data)
-    assert time.perf_counter() - started < SECONDS
+    assert time.process_time() - started < SECONDS
 
 
 def test_small_object_of_this_writer_is_read():
