@@ -1,6 +1,6 @@
 """Every check that needs a real GPU, in one go.
 
-    python tests/gpu/run.py [--only WORD]... [--json FILE] [--conformance DIR]
+    python tests/gpu/run.py [--only WORD]... [--repeat N] [--json FILE] [--conformance DIR]
 
 Builds the native parts and the workloads with cmake, cc and nvcc, runs each check, prints a line
 for each and a summary.  ``--only`` takes checks whose name contains the word.  Exit code 0 if all
@@ -34,6 +34,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], metavar="WORD")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="races hide: run N times")
     parser.add_argument("--conformance", type=Path, default=conformance_folder(), metavar="DIR")
     return parser.parse_args(arguments)
 
@@ -67,7 +68,7 @@ def main(arguments: list[str]) -> int:
     if options.only:
         checks = [c for c in checks if any(word in c.__name__ for word in options.only)]
     rows = []
-    for check in checks:
+    for check in checks * options.repeat:
         row = run_check(check, built)
         rows.append(row)
         verdict = "ok  " if row["passed"] else "FAIL"
