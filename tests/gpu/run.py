@@ -34,7 +34,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], metavar="WORD")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="races hide: run N times")
+    parser.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="races hide: run N times"
+    )
     parser.add_argument("--conformance", type=Path, default=conformance_folder(), metavar="DIR")
     return parser.parse_args(arguments)
 
