@@ -7,6 +7,8 @@ own words; Linux's own class of null checks is added.
 import pytest
 from verifier_programs import END, LOOKUP, VALUE, check, refusal
 
+from egpu.verifier import Limits
+
 # r6 = value of totals (16 bytes), r7 = index to be used
 INDEX = VALUE.format(1) + "{0}\nadd %r6, %r7\nldxb %r0, [%r6]\nexit"
 
@@ -190,3 +192,32 @@ def test_loop_bounded_by_read_only_data():
     )
     assert check(text).cost.instructions == 3 + 2 * 3 + 1
     assert refusal(text.replace("map_index_value 3", "map_index_value 4")).rule == "P4"
+
+
+COUNT = "call 5\nmov %r6, %r0\nmov %r7, 0\nmov %r8, 0\nloop:\n"
+
+
+def test_numbers_that_never_matter_are_not_compared():
+    """A count that only goes into a map: without this, turns times counts are explored."""
+    text = COUNT + "mov %r1, %r6\nrsh %r6, 1\nand %r1, 1\njeq %r1, 0, even\nadd %r8, 1\neven:\n"
+    text += "add %r7, 1\njlt %r7, 64, loop\nstxdw [%r10-8], %r8\nldxdw %r8, [%r10-8]\n"
+    store = VALUE.format(1) + "lock add [%r6], %r8"
+    limits = Limits(processed=3_000)
+    assert check(text + store + END, limits=limits).cost.instructions > 64 * 6
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "add %r6, %r8\nldxb %r0, [%r6]",  # as an offset
+        "stxdw [%r10-16], %r8\nldxdw %r7, [%r10-16]\nadd %r6, %r7\nldxb %r0, [%r6]",  # by the stack
+        "mov %r7, %r8\nlsh %r7, 1\nrsh %r7, 1\nadd %r6, %r7\nldxb %r0, [%r6]",  # by arithmetic
+        "mov %r2, %r8\nmov %r1, %r6\ncall local f\nexit\nf:\nadd %r1, %r2\nldxb %r0, [%r1]\nexit",
+        "jlt %r8, 16, end\nldxdw %r0, [%r9]\nend:",  # by a branch
+    ],
+)
+def test_numbers_that_matter_are_compared(use):
+    """The way with 15, explored first, must not stand for the one with 16."""
+    text = "ldxw %r7, [%r1+232]\nmov %r8, 15\njeq %r7, 0, join\nmov %r8, 16\njoin:\n"
+    text += VALUE.format(1) + use + ("" if use.endswith("exit") else END)
+    assert refusal(text).rule == "P2"

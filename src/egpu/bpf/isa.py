@@ -35,6 +35,8 @@ class Class(enum.IntEnum):
 class AluOp(enum.IntEnum):
     """The high four bits in ALU and ALU64 (RFC 9669 section 4.1)."""
 
+    __hash__ = int.__hash__  # equal as numbers; Enum's own is written in Python and slow
+
     ADD = 0x00
     SUB = 0x10
     MUL = 0x20
@@ -53,6 +55,8 @@ class AluOp(enum.IntEnum):
 
 class JmpOp(enum.IntEnum):
     """The high four bits in JMP and JMP32 (RFC 9669 section 4.3)."""
+
+    __hash__ = int.__hash__
 
     JA = 0x00
     JEQ = 0x10

@@ -11,14 +11,12 @@ from egpu.verifier.state import Frame, Pointer, State, Value
 from egpu.verifier.structure import Step
 from egpu.verifier.verified import Region
 
-_RIGID = frozenset({Region.MAP_POINTER})
-
 
 def linked(state: State, frame: Frame, register: int) -> Value:
     """The value of a register for a copy: an unknown number gets a link that both share."""
     value = frame.registers[register]
-    if isinstance(value, Scalar) and value.mask and not value.link:
-        value = value._replace(link=state.new_link())
+    if type(value) is Scalar and value[1] and not value[10]:
+        value = value.linked(state.new_link())
         frame.registers[register] = value
     return value
 
@@ -91,21 +89,10 @@ def _pointer(
 
 def _advanced(setting: Setting, pointer: Pointer, number: Scalar, sign: int) -> Pointer:
     """``pointer`` plus ``sign`` times ``number``."""
-    text = describe(pointer, setting.program)
-    if pointer.null:
-        raise Refusal(
-            "P2",
-            f"arithmetic on a pointer that may be null ({text})",
-            hint="test it against 0 first",
-        )
-    if pointer.region in _RIGID:
-        raise Refusal("P2", f"arithmetic on {text}", hint="look an element up instead")
-    if pointer.region is Region.STACK and sign < 0:
-        raise Refusal(  # as in Linux
-            "P2", f"subtraction from {text}", hint="add a negative number instead"
-        )
+    if pointer.null or pointer.region is Region.MAP_POINTER or sign < 0:
+        _check_advance(setting, pointer, sign)
     if not number.mask:
-        moved = pointer._replace(offset=pointer.offset + sign * number.smin)
+        moved = pointer.at(sign * number.smin)
     elif pointer.region is Region.CONTEXT:
         raise Refusal("P2", "context fields are read at constant offsets only")
     else:
@@ -116,6 +103,22 @@ def _advanced(setting: Setting, pointer: Pointer, number: Scalar, sign: int) -> 
             moved = pointer._replace(offset=pointer.offset + variable.smin, variable=None)
     checks.offset_fits(setting, moved)
     return moved
+
+
+def _check_advance(setting: Setting, pointer: Pointer, sign: int) -> None:
+    text = describe(pointer, setting.program)
+    if pointer.null:
+        raise Refusal(
+            "P2",
+            f"arithmetic on a pointer that may be null ({text})",
+            hint="test it against 0 first",
+        )
+    if pointer.region is Region.MAP_POINTER:
+        raise Refusal("P2", f"arithmetic on {text}", hint="look an element up instead")
+    if pointer.region is Region.STACK and sign < 0:
+        raise Refusal(  # as in Linux
+            "P2", f"subtraction from {text}", hint="add a negative number instead"
+        )
 
 
 def swap(setting: Setting, state: State, step: Step) -> None:

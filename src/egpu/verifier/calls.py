@@ -13,7 +13,7 @@ from egpu.verifier.checks import Access
 from egpu.verifier.memory import clobber_stack, overwrite_somewhere, touch_stack
 from egpu.verifier.report import Refusal, describe
 from egpu.verifier.scalar import S64, Scalar
-from egpu.verifier.setting import Recorder, Setting, operand_of
+from egpu.verifier.setting import Recorder, Setting
 from egpu.verifier.state import Pointer, State
 from egpu.verifier.structure import Step
 from egpu.verifier.verified import Policy, Region
@@ -69,7 +69,7 @@ def call(setting: Setting, recorder: Recorder, state: State, step: Step) -> int:
     for position, kind in enumerate(helper.args):
         register = position + 1
         value = checks.initialised(setting, registers[register], register)
-        recorder.operand(step.pc, register, operand_of(value, len(state.frames) - 1))
+        recorder.seen(step.pc, register, value, len(state.frames) - 1)
         checker.argument(position, kind, value)
     return checker.finish()
 

@@ -90,10 +90,11 @@ def dereferenced(setting: Setting, value: Value, register: int, access: Access) 
             f"r{register} is a number, not a pointer ({describe(pointer, setting.program)})",
             hint="device and host addresses cannot be dereferenced",
         )
-    text = describe(pointer, setting.program)
     if pointer.null:
+        text = describe(pointer, setting.program)
         raise Refusal("P2", f"r{register} may be null ({text})", hint="test it against 0 first")
     if pointer.region not in _ALLOWED[access]:
+        text = describe(pointer, setting.program)
         raise Refusal("P2", f"{access.value} of {text} through r{register} is not allowed")
     writes = access is not Access.READ
     if writes and pointer.region is Region.MAP_VALUE and setting.map(pointer.owner).read_only:

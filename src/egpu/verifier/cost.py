@@ -8,8 +8,6 @@ error.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.isa import CallSrc, Kind
 from egpu.verifier.state import State
@@ -17,53 +15,75 @@ from egpu.verifier.structure import Step
 from egpu.verifier.verified import Cost
 
 
-class Spent(NamedTuple):
-    """Cost of a way, field by field as in Cost."""
+class Spent(int):
+    """What a way costs: an integer with a field of 64 bits for each field of Cost, in its order.
 
-    instructions: int = 0
-    memory: int = 0
-    atomics: int = 0
-    helper_calls: int = 0
-    helpers: int = 0
-    ring_bytes: int = 0
-
-    def plus(self, other: Spent) -> Spent:
-        # Written out: this runs for every access of every way.
-        return Spent(
-            self[0] + other[0],
-            self[1] + other[1],
-            self[2] + other[2],
-            self[3] + other[3],
-            self[4] + other[4],
-            self[5] + other[5],
-        )
-
-    def worst(self, other: Spent) -> Spent:
-        return Spent(*[max(a, b) for a, b in zip(self, other, strict=True)])
-
-    @property
-    def weight(self) -> int:
-        """What Limits.cost limits: instructions, helper bodies included."""
-        return self.instructions + self.helpers
+    Adding two is one addition, and exploration does that for every instruction; sums are plain
+    integers.
+    """
 
     def public(self) -> Cost:
-        return Cost(*self)
+        return Cost(*[self >> index * _BITS & _FIELD for index in range(_FIELDS)])
 
 
-NOTHING = Spent()
+NOTHING = 0
+_BITS = 64
+_FIELD = (1 << _BITS) - 1
+_FIELDS = 6
+_HELPERS, _RING = 4 * _BITS, 5 * _BITS
 _ACCESSES = frozenset({Kind.LOAD, Kind.LOAD_SIGNED, Kind.STORE_IMM, Kind.STORE_REG})
 
 
-def extra(step: Step) -> Spent | None:
-    """What an instruction costs besides being one, None for most (ring bytes are added later)."""
+def pack(cost: Cost) -> int:
+    """``cost`` as one integer."""
+    fields = (
+        cost.instructions,
+        cost.memory,
+        cost.atomics,
+        cost.helper_calls,
+        cost.helpers,
+        cost.ring_bytes,
+    )
+    return sum(value << index * _BITS for index, value in enumerate(fields))
+
+
+def ring(count: int) -> int:
+    """``count`` bytes written to a ring."""
+    return count << _RING
+
+
+def instructions(spent: int) -> int:
+    """The instructions in a sum."""
+    return spent & _FIELD
+
+
+def weight(spent: int) -> int:
+    """What Limits.cost limits: instructions, helper bodies included."""
+    return (spent & _FIELD) + (spent >> _HELPERS & _FIELD)
+
+
+def worst(a: int, b: int) -> int:
+    """The greater of each field."""
+    if a == b or not b:
+        return a
+    if not a:
+        return b
+    made = 0
+    for shift in range(0, _FIELDS * _BITS, _BITS):
+        made |= max(a >> shift & _FIELD, b >> shift & _FIELD) << shift
+    return made
+
+
+def spends(step: Step) -> int:
+    """What an instruction costs (what it writes to rings is added when it is executed)."""
     if step.kind in _ACCESSES:
-        return Spent(memory=1)
+        return pack(Cost(1, memory=1))
     if step.kind is Kind.ATOMIC:
-        return Spent(memory=1, atomics=1)
+        return pack(Cost(1, memory=1, atomics=1))
     if step.kind is Kind.CALL and step.src == CallSrc.HELPER and step.imm in HELPERS:
         helper = HELPERS[step.imm]
-        return Spent(0, helper.memory, helper.atomics, 1, helper.cost)
-    return None
+        return pack(Cost(1, helper.memory, helper.atomics, 1, helper.cost))
+    return 1
 
 
 class Node:
@@ -80,7 +100,7 @@ class Node:
         self,
         parent: Node | None,
         pc: int,
-        spent: Spent,
+        spent: int,
         *,
         ways: int,
         jumped: bool | None,
@@ -89,23 +109,23 @@ class Node:
         self.parent = parent
         self.pc = pc
         self.spent = spent
-        self.total: Spent = spent if parent is None else parent.total.plus(spent)
+        self.total = spent if parent is None else parent.total + spent
         self.open = ways
         self.jumped = jumped
         self.worst = NOTHING
         self.state = state
 
-    def finish_way(self, spent: Spent) -> list[Node]:
+    def finish_way(self, spent: int) -> list[Node]:
         """One way from here ended after ``spent``. Gives the nodes that this finished."""
         finished = []
         node: Node | None = self
         while node is not None:
-            node.worst = node.worst.worst(spent)
+            node.worst = worst(node.worst, spent)
             node.open -= 1
             if node.open:
                 break
             finished.append(node)
-            spent = node.spent.plus(node.worst)
+            spent = node.spent + node.worst
             node = node.parent
         return finished
 

@@ -15,7 +15,7 @@ from egpu.bpf import isa
 from egpu.bpf.isa import CallSrc, Kind
 from egpu.bpf.program import PseudoSrc
 from egpu.verifier import arithmetic, branch, calls, checks, memory
-from egpu.verifier.cost import NOTHING, Node, Spent, extra
+from egpu.verifier.cost import NOTHING, Node, Spent, instructions, ring, spends, weight
 from egpu.verifier.liveness import Liveness
 from egpu.verifier.report import Refusal, path_entry
 from egpu.verifier.scalar import S64
@@ -78,12 +78,12 @@ class Exploration:
         self.liveness = liveness
         self.recorder = recorder
         self.observer = observer
-        self.extra = [None if step is None else extra(step) for step in setting.structure.steps]
+        self.spends = [0 if step is None else spends(step) for step in setting.structure.steps]
         self.seen: dict[int, dict[tuple[object, ...], Node]] = {}
         self.finished: dict[int, deque[Node]] = {}
         self.pending: list[tuple[State, int, Node, bool]] = []
         self.processed = 0
-        self.count = 0  # instructions since the last node
+        self.spent = NOTHING  # since the last node
         self.pc = 0
         self.node = Node(None, 0, NOTHING, ways=1, jumped=None)
         self.jumped: bool | None = None
@@ -99,9 +99,9 @@ class Exploration:
             decisions = self.node.decisions()
             if self.jumped is not None:
                 decisions.append(self.jumped)
-            length = self.node.total.instructions + self.count
+            length = instructions(self.node.total + self.spent)
             raise Stopped(refusal, self.pc, decisions, length) from None
-        return Explored(root.worst, self.processed)
+        return Explored(Spent(root.worst), self.processed)
 
     def _resume(self) -> State | None:
         """Take up the pending way that was left last."""
@@ -113,16 +113,15 @@ class Exploration:
     def _walk(self, state: State) -> None:
         """Follow one way to its end."""
         setting, checkpoints = self.setting, self.setting.structure.checkpoints
-        steps, observer = setting.structure.steps, self.observer
+        steps, observer, spends = setting.structure.steps, self.observer, self.spends
         limit = setting.limits.processed
-        self.count, spent = 0, NOTHING
+        self.spent = NOTHING
         while True:
             pc = self.pc
             if pc in checkpoints:
-                here = spent._replace(instructions=self.count)
-                if self._compare(state, here):
+                if self._compare(state, self.spent):
                     return
-                self.count, spent = 0, NOTHING
+                self.spent = NOTHING
             if observer is not None:
                 observer(pc, state)
             step = steps[pc]
@@ -134,17 +133,13 @@ class Exploration:
                     f"more than {limit} instructions processed without coming to an end",
                     hint="make loops shorter or the program smaller (Limits.processed)",
                 )
-            self.count += 1
-            added = self.extra[pc]
-            if added is not None:
-                spent = spent.plus(added)
+            self.spent += spends[pc]
             kind = step.kind
             if kind is Kind.JUMP:
                 fallen, jumping = branch.decide(setting, state, step)
                 if fallen is not None and jumping is not None:
-                    here = spent._replace(instructions=self.count)
-                    self._split(step, here, jumping)
-                    self.count, spent = 0, NOTHING
+                    self._split(step, self.spent, jumping)
+                    self.spent = NOTHING
                     state, self.pc = fallen, step.following
                 elif fallen is not None:
                     state, self.pc = fallen, step.following
@@ -155,16 +150,16 @@ class Exploration:
             if kind is Kind.CALL and step.src == CallSrc.HELPER:
                 written = calls.call(setting, self.recorder, state, step)
                 if written:
-                    spent = spent._replace(ring_bytes=spent.ring_bytes + written)
+                    self.spent += ring(written)
                 self.pc = step.following
                 continue
             target = apply(setting, self.recorder, state, step)
             if target is None:
-                self._end(spent._replace(instructions=self.count))
+                self._end(self.spent)
                 return
             self.pc = target
 
-    def _split(self, step: Step, spent: Spent, jumping: State) -> None:
+    def _split(self, step: Step, spent: int, jumping: State) -> None:
         node = Node(self.node, step.pc, spent, ways=2, jumped=self.jumped)
         self._check_cost(node.total)
         self.pending.append((jumping, step.target, node, True))
@@ -177,7 +172,7 @@ class Exploration:
         live.append(self.liveness.entry[self.pc])
         return live
 
-    def _compare(self, state: State, spent: Spent) -> bool:
+    def _compare(self, state: State, spent: int) -> bool:
         """Compare at a checkpoint; whether the way ends here."""
         live = self._live(state)
         key = state_key(state, live)
@@ -199,8 +194,8 @@ class Exploration:
                 None,
             )
         if known is not None:
-            total = spent.plus(known.worst)
-            self._check_cost(self.node.total.plus(total))
+            total = spent + known.worst
+            self._check_cost(self.node.total + total)
             self._end(total)
             return True
         node = Node(self.node, self.pc, spent, ways=1, jumped=self.jumped, state=state.copy())
@@ -209,7 +204,7 @@ class Exploration:
         self.node, self.jumped = node, None
         return False
 
-    def _end(self, spent: Spent) -> None:
+    def _end(self, spent: int) -> None:
         for node in self.node.finish_way(spent):
             if node.state is not None:
                 kept = self.finished.setdefault(node.pc, deque())
@@ -217,9 +212,9 @@ class Exploration:
                 if len(kept) > _REMEMBERED:
                     kept.pop().state = None
 
-    def _check_cost(self, total: Spent) -> None:
+    def _check_cost(self, total: int) -> None:
         limit = self.setting.limits.cost
-        if total.weight > limit:
+        if weight(total) > limit:
             raise Refusal(
                 "P4",
                 f"the worst case is over {limit} instructions a thread, helper bodies included",

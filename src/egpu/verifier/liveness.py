@@ -1,6 +1,7 @@
 """Which registers and stack slots may still be read, by dataflow over the control-flow graph.
 
-Exploration compares states on live parts only.  Registers are exact.  A stack slot is followed as
+Exploration compares states on live parts only, and numbers only where they can matter
+(``relevance``).  Registers are exact.  A stack slot is followed as
 long as every pointer to the frame has a constant distance from r10; a function that stores such a
 pointer or passes it to a function has all of its slots live everywhere.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from egpu.bpf import isa
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.isa import AluOp, AtomicOp, CallSrc, Kind
+from egpu.verifier.relevance import maybe_pointers, moves
 from egpu.verifier.structure import Step, Structure
 from egpu.verifier.subsume import Live
 
@@ -80,7 +82,7 @@ def defines(step: Step) -> int:
 def analyse(structure: Structure) -> Liveness:
     """Liveness of the whole program, callees first."""
     size = len(structure.steps)
-    entry = [Live(0, 0)] * size
+    entry = [Live(0, 0, 0, 0)] * size
     suspended: dict[int, Live] = {}
     for function in structure.order:
         distances = _distances(structure, function)
@@ -89,7 +91,9 @@ def analyse(structure: Structure) -> Liveness:
         for step in structure.walk(function):
             if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
                 after = entry[step.following]
-                suspended[step.pc] = Live(after.registers & _KEPT, after.slots)
+                suspended[step.pc] = Live(
+                    after.registers & _KEPT, after.slots, after.numbers & _KEPT, after.slot_numbers
+                )
     return Liveness(tuple(entry), suspended)
 
 
@@ -198,19 +202,36 @@ def _solve(
     """The backward fixpoint of one function, written into ``entry``."""
     steps = [step for step in structure.walk(function) if step.pc in distances]
     before = _predecessors(structure, steps)
-    transfer = {step.pc: _transfer(structure, step, distances[step.pc], entry) for step in steps}
+    # In a called function any pointer may be into a caller's stack.
+    shared = escaped or function > 0
+    stack = frozenset(
+        step.pc
+        for step in steps
+        if step.kind is Kind.LOAD and (shared or distances[step.pc][step.src] is not None)
+    )
+    pointers = maybe_pointers(structure, function, stack)
+    transfer = {
+        step.pc: _transfer(
+            step, distances[step.pc], pointers[step.pc], entry, main=not function, shared=shared
+        )
+        for step in steps
+    }
     always = ALL_SLOTS if escaped else 0
     work = {step.pc for step in steps}
     pending = sorted(work)
     while pending:
         pc = pending.pop()
         work.discard(pc)
-        registers, slots = 0, always
+        registers, slots, numbers, slot_numbers = 0, always, 0, always
         for successor in structure.successors(structure.step(pc)):
-            registers |= entry[successor].registers
-            slots |= entry[successor].slots
-        live = transfer[pc](registers, slots)
-        live = Live(live.registers, live.slots | always)
+            after = entry[successor]
+            registers |= after[0]
+            slots |= after[1]
+            numbers |= after[2]
+            slot_numbers |= after[3]
+        live = transfer[pc](registers, slots, numbers, slot_numbers)
+        if always:
+            live = Live(live.registers, always, live.numbers, always)
         if live != entry[pc]:
             entry[pc] = live
             fresh = [p for p in before.get(pc, ()) if p not in work]
@@ -227,14 +248,37 @@ def _predecessors(structure: Structure, steps: list[Step]) -> dict[int, list[int
 
 
 def _transfer(
-    structure: Structure, step: Step, before: tuple[_Distance, ...], entry: list[Live]
-) -> Callable[[int, int], Live]:
-    read, lost = uses(step), defines(step)
+    step: Step,
+    before: tuple[_Distance, ...],
+    pointers: int,
+    entry: list[Live],
+    *,
+    main: bool,
+    shared: bool,
+) -> Callable[[int, int, int, int], Live]:
+    read, lost, arguments = uses(step), defines(step), 0
     if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
         read = entry[step.target].registers & _ARGUMENTS
+        arguments = entry[step.target].numbers & _ARGUMENTS
     slots_read, slots_lost = _slot_effects(step, before)
+    hit = ALL_SLOTS if shared else 0
+    place = before[step.dst]
+    if place is not None and step.kind is Kind.STORE_REG:
+        hit |= _from_distance(place + step.off, step.width // 8)
+    matters = moves(
+        step,
+        pointers,
+        main=main,
+        read=slots_read,
+        hit=hit,
+        lost=slots_lost,
+        arguments=arguments,
+    )
 
-    def apply(registers: int, slots: int) -> Live:
-        return Live(registers & ~lost | read, slots & ~slots_lost | slots_read)
+    def apply(registers: int, slots: int, numbers: int, slot_numbers: int) -> Live:
+        numbers, slot_numbers = matters(numbers, slot_numbers)
+        return Live(
+            registers & ~lost | read, slots & ~slots_lost | slots_read, numbers, slot_numbers
+        )
 
     return apply

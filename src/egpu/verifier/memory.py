@@ -9,7 +9,7 @@ from egpu.verifier.arithmetic import linked
 from egpu.verifier.checks import Access
 from egpu.verifier.report import Refusal
 from egpu.verifier.scalar import ANY, S64, Scalar
-from egpu.verifier.setting import Recorder, Setting, operand_of
+from egpu.verifier.setting import Recorder, Setting
 from egpu.verifier.state import (
     EMPTY_SLOT,
     MISC,
@@ -32,7 +32,7 @@ def load(setting: Setting, recorder: Recorder, state: State, step: Step) -> None
     """LDX, zero- or sign-extending."""
     registers = state.frame.registers
     base = checks.dereferenced(setting, registers[step.src], step.src, Access.READ)
-    recorder.operand(step.pc, step.src, operand_of(base, len(state.frames) - 1, step.off))
+    recorder.seen(step.pc, step.src, base, len(state.frames) - 1, step.off)
     pointer = base.at(step.off)
     size = step.width // 8
     value: Scalar | Pointer
@@ -122,7 +122,7 @@ def store(setting: Setting, recorder: Recorder, state: State, step: Step) -> Non
     """ST and STX."""
     registers = state.frame.registers
     base = checks.dereferenced(setting, registers[step.dst], step.dst, Access.WRITE)
-    recorder.operand(step.pc, step.dst, operand_of(base, len(state.frames) - 1, step.off))
+    recorder.seen(step.pc, step.dst, base, len(state.frames) - 1, step.off)
     pointer = base.at(step.off)
     size = step.width // 8
     checks.in_bounds(setting, pointer, size)
@@ -175,7 +175,7 @@ def atomic(setting: Setting, recorder: Recorder, state: State, step: Step) -> No
     """Atomics: read, write, and the old value where it is fetched."""
     registers = state.frame.registers
     base = checks.dereferenced(setting, registers[step.dst], step.dst, Access.ATOMIC)
-    recorder.operand(step.pc, step.dst, operand_of(base, len(state.frames) - 1, step.off))
+    recorder.seen(step.pc, step.dst, base, len(state.frames) - 1, step.off)
     pointer = base.at(step.off)
     size = step.width // 8
     checks.scalar(setting, registers[step.src], step.src, "atomic operand leaks a pointer")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from egpu.bpf import arith
 from egpu.bpf.isa import JmpOp
-from egpu.verifier.scalar import Scalar, ScalarDomain
+from egpu.verifier.scalar import S64, Scalar, ScalarDomain, remember
 from egpu.verifier.word import Width, Word
 
 Pair = tuple[Word, Word] | None
@@ -135,10 +135,27 @@ def compare(
 
     ``op`` None is "no common bit", the inverse of JSET.  Links are kept.
     """
-    rule = _RULES[op]
-    if not (a.mask or b.mask) and domain.full.bits == 64:
-        holds = arith.compare(op or JmpOp.JSET, 32 if low else 64, a.value, b.value)
+    if not (a[1] or b[1]) and domain.full.bits == 64:
+        holds = arith.compare(op or JmpOp.JSET, 32 if low else 64, a[0], b[0])
         return (a, b) if holds == (op is not None) else None
+    key = domain.full.bits, op, low, a[:10], b[:10]
+    found = _known.get(key, _UNKNOWN)
+    if found is _UNKNOWN:
+        found = remember(_known, key, _compare(domain, op, low, a, b))
+    if found is None:
+        return None
+    left, right = found
+    return left.linked(a[10]), right.linked(b[10])
+
+
+_UNKNOWN = S64.unknown, S64.unknown  # no result, told by identity
+_known: dict[tuple[object, ...], tuple[Scalar, Scalar] | None] = {}  # results, links aside
+
+
+def _compare(
+    domain: ScalarDomain, op: JmpOp | None, low: bool, a: Scalar, b: Scalar
+) -> tuple[Scalar, Scalar] | None:
+    rule = _RULES[op]
     if low:
         pair = rule(domain.half, domain.low_word(a), domain.low_word(b))
         if pair is None:

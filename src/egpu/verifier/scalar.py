@@ -7,7 +7,7 @@ uses ``S64``.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from egpu.bpf import arith
 from egpu.bpf.isa import AluOp
@@ -42,26 +42,55 @@ class Scalar(NamedTuple):
     def word(self) -> Word:
         return Word(*self[:6])
 
+    def linked(self, link: int) -> Scalar:
+        """The same number with another link."""
+        return self if self[10] == link else tuple.__new__(Scalar, (*self[:10], link))
+
     def constant(self) -> int | None:
         """The unsigned value if it is known."""
         return None if self.mask else self.value
 
 
-class ScalarDomain:
-    """Scalars of ``bits`` bits whose low half has ``bits // 2``."""
+_Key = TypeVar("_Key")
+_Made = TypeVar("_Made")
+_REMEMBERED = 1 << 15  # results of operations kept; the oldest go first
 
-    __slots__ = ("full", "half", "unknown", "zero")
+
+def remember(known: dict[_Key, _Made], key: _Key, made: _Made) -> _Made:
+    """Keep the result of a pure operation in ``known``, which stays bounded."""
+    if len(known) >= _REMEMBERED:
+        del known[next(iter(known))]
+    known[key] = made
+    return made
+
+
+class ScalarDomain:
+    """Scalars of ``bits`` bits whose low half has ``bits // 2``.
+
+    Operations are pure and exploration asks the same ones again and again, so their results are
+    remembered.
+    """
+
+    __slots__ = ("_constants", "_results", "full", "half", "unknown", "zero")
 
     def __init__(self, bits: int) -> None:
         self.full = Width(bits)
         self.half = Width(bits // 2)
+        self._constants: dict[int, Scalar] = {}
+        self._results: dict[tuple[object, ...], Scalar] = {}
         self.unknown = Scalar(*self.full.unknown, *self.half.unknown[2:])
         self.zero = self.constant(0)
 
     def constant(self, value: int) -> Scalar:
         """The scalar that is exactly ``value``, taken modulo the width."""
+        value &= self.full.limit
+        found = self._constants.get(value)
+        if found is None:
+            found = remember(self._constants, value, self._constant(value))
+        return found
+
+    def _constant(self, value: int) -> Scalar:
         full, half = self.full, self.half
-        value &= full.limit
         low = value & half.limit
         signed = value - full.limit - 1 if value & full.sign else value
         signed_low = low - half.limit - 1 if low & half.sign else low
@@ -139,8 +168,15 @@ class ScalarDomain:
 
     def alu(self, op: AluOp, a: Scalar, b: Scalar, *, signed: bool = False) -> Scalar:
         """``a op b`` at full width; ``signed`` selects SDIV and SMOD."""
-        if not (a.mask or b.mask) and self.full.bits == 64:
-            return self.constant(arith.alu(op, 64, int(signed), a.value, b.value))
+        if not (a[1] or b[1]) and self.full.bits == 64:
+            return self.constant(arith.alu(op, 64, int(signed), a[0], b[0]))
+        key = op, signed, a[:10], b[:10]
+        found = self._results.get(key)
+        if found is None:
+            found = remember(self._results, key, self._alu(op, a, b, signed))
+        return found
+
+    def _alu(self, op: AluOp, a: Scalar, b: Scalar, signed: bool) -> Scalar:
         full = self.full.operations[op, signed](a.word, b.word)
         if not full.mask:
             return self.constant(full.value)
@@ -151,10 +187,15 @@ class ScalarDomain:
 
     def alu_low(self, op: AluOp, a: Scalar, b: Scalar, *, signed: bool = False) -> Scalar:
         """``a op b`` on the low halves, zero-extended."""
-        if not (a.mask or b.mask) and self.full.bits == 64:
-            return self.constant(arith.alu(op, 32, int(signed), a.value, b.value))
-        operation = self.half.operations[op, signed]
-        return self.from_low(operation(self.low_word(a), self.low_word(b)))
+        if not (a[1] or b[1]) and self.full.bits == 64:
+            return self.constant(arith.alu(op, 32, int(signed), a[0], b[0]))
+        key = op, signed, a[:10], b[:10], "low"
+        found = self._results.get(key)
+        if found is None:
+            operation = self.half.operations[op, signed]
+            made = self.from_low(operation(self.low_word(a), self.low_word(b)))
+            found = remember(self._results, key, made)
+        return found
 
     def truncate(self, scalar: Scalar, bits: int) -> Scalar:
         """The low ``bits`` bits, zero-extended."""
@@ -171,7 +212,7 @@ class ScalarDomain:
             return scalar
         width = Width(bits)
         if scalar.smin >= width.smin and scalar.smax <= width.smax:
-            extended = scalar._replace(link=0)
+            extended = scalar.linked(0)
         else:
             sign, limit = width.sign, width.limit
             upper = self.full.limit & ~limit
@@ -202,7 +243,7 @@ class ScalarDomain:
     def join(self, a: Scalar, b: Scalar) -> Scalar:
         """A scalar that holds both, unlinked."""
         if a[:10] == b[:10]:
-            return a._replace(link=0)
+            return a.linked(0)
         mask = a.mask | b.mask | (a.value ^ b.value)
         return Scalar(
             a.value & ~mask,

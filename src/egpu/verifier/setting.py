@@ -87,6 +87,16 @@ class Recorder:
     helpers: set[int] = field(default_factory=set)
     maps: set[int] = field(default_factory=set)
     depths: dict[int, int] = field(default_factory=dict)  # function -> bytes of its frame
+    last: dict[tuple[int, int], tuple[Scalar | Pointer, int]] = field(default_factory=dict)
+
+    def seen(
+        self, pc: int, register: int, value: Scalar | Pointer, frame: int, offset: int = 0
+    ) -> None:
+        """``register`` holds ``value`` at an instruction of frame number ``frame``."""
+        now = value, frame
+        if self.last.get((pc, register)) != now:  # most often it is as it was before
+            self.last[pc, register] = now
+            self.operand(pc, register, operand_of(value, frame, offset))
 
     def stack(self, function: int, lowest: int) -> None:
         """``function``'s frame is touched down to offset ``lowest``."""

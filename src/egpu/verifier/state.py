@@ -15,6 +15,7 @@ INVALID, MISC, ZERO, SPILL = range(4)  # kinds of a stack byte
 REGISTERS = 11
 SLOT = 8  # bytes of a stack slot
 _BLANK = bytes(SLOT)
+_SPILLED = bytes([SPILL]) * SLOT
 
 
 class Pointer(NamedTuple):
@@ -37,7 +38,10 @@ class Pointer(NamedTuple):
 
     def at(self, offset: int) -> Pointer:
         """The pointer ``offset`` bytes on."""
-        return self._replace(offset=self.offset + offset) if offset else self
+        if not offset:
+            return self
+        region, owner, start, *rest = self
+        return tuple.__new__(Pointer, (region, owner, start + offset, *rest))
 
 
 Value = Scalar | Pointer | None  # None: not initialised, or clobbered by a call
@@ -72,8 +76,20 @@ class Slot(NamedTuple):
         return Slot(bytes(kinds), tuple(kept))
 
     def with_spill(self, spill: Spill) -> Slot:
+        if spill.size == SLOT:
+            return Slot(_SPILLED, (spill,))
         slot = self.written(spill.at, spill.size, SPILL)
         return Slot(slot.kinds, tuple(sorted((*slot.spills, spill), key=lambda s: s.at)))
+
+    def holding(self, link: int, value: Scalar) -> Slot:
+        """The slot with ``value`` in the spills of ``link``."""
+        spills = tuple(
+            Spill(spill.at, spill.size, value)
+            if isinstance(spill.value, Scalar) and spill.value.link == link
+            else spill
+            for spill in self.spills
+        )
+        return Slot(self.kinds, spills)
 
     def spill_at(self, at: int) -> Spill | None:
         """The spill that byte ``at`` belongs to."""
@@ -142,11 +158,16 @@ class State:
         if not old.link:
             return
         link = old.link
-
-        def change(value: Scalar | Pointer) -> Scalar | Pointer:
-            return new if isinstance(value, Scalar) and value.link == link else value
-
-        self.rewrite(change)
+        for frame in self.frames:
+            registers = frame.registers
+            for index, value in enumerate(registers):
+                if type(value) is Scalar and value[10] == link:
+                    registers[index] = new
+            for number, slot in frame.slots.items():
+                for spill in slot.spills:
+                    if type(spill.value) is Scalar and spill.value[10] == link:
+                        frame.slots[number] = slot.holding(link, new)
+                        break
 
     def decide_null(self, null: int, is_null: bool) -> None:
         """The pointers of link ``null`` are null, or are not. A null record needs no release."""

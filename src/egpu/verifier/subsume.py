@@ -1,9 +1,8 @@
 """When one state makes exploring another unnecessary.
 
-Only what may still be read is looked at: ``live`` has, per frame, a bit set of registers and one of
-stack slots (bit i is slot -1 - i).  Every scalar counts as precise: an old state covers a new one
-only if its ranges hold the new ones.  That is coarser than tracing back which scalars mattered, and
-simple enough to be right.
+Only what may still be read is looked at, and numbers only where they can matter: ``live`` has, per
+frame, bit sets of registers and stack slots (bit i is slot -1 - i).  A number that matters counts
+as precise: an old state covers a new one only if its ranges hold the new ones.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from egpu.verifier.state import (
     EMPTY_SLOT,
     INVALID,
     MISC,
-    REGISTERS,
     SPILL,
     ZERO,
     Frame,
@@ -27,10 +25,16 @@ from egpu.verifier.state import (
 
 
 class Live(NamedTuple):
-    """What of one frame may still be read."""
+    """What of one frame may still be read, and of which registers and slots a number matters."""
 
     registers: int
     slots: int
+    numbers: int
+    slot_numbers: int
+
+
+# The registers of a bit set.
+_MEMBERS = tuple(tuple(i for i in range(11) if bits >> i & 1) for bits in range(1 << 11))
 
 
 class _Links:
@@ -57,11 +61,11 @@ def _scalar_covers(old: Scalar, new: Scalar, links: _Links) -> bool:
     return old[:10] == new[:10] or covers(old, new)
 
 
-def _value_covers(old: Value, new: Value, links: _Links) -> bool:
+def _value_covers(old: Value, new: Value, links: _Links, matters: bool) -> bool:
     if old is None:
         return True  # the old way never read it
     if isinstance(old, Scalar):
-        return isinstance(new, Scalar) and _scalar_covers(old, new, links)
+        return isinstance(new, Scalar) and (not matters or _scalar_covers(old, new, links))
     if not isinstance(new, Pointer) or (
         old.region is not new.region
         or old.owner != new.owner
@@ -80,12 +84,12 @@ def _value_covers(old: Value, new: Value, links: _Links) -> bool:
     return covers(old.variable, new.variable)
 
 
-def _byte_covers(old: Slot, new: Slot, at: int) -> bool:
-    """Whether a byte that is no spill in ``old`` allows what ``new`` has there."""
+def _byte_covers(old: Slot, new: Slot, at: int, matters: bool) -> bool:
+    """Whether a byte that is no pointer in ``old`` allows what ``new`` has there."""
     kind, other = old.kinds[at], new.kinds[at]
     if kind == INVALID:
         return True
-    if kind == ZERO:
+    if kind == ZERO and matters:
         return other == ZERO
     if other == SPILL:
         spill = new.spill_at(at)
@@ -93,31 +97,42 @@ def _byte_covers(old: Slot, new: Slot, at: int) -> bool:
     return other in (MISC, ZERO)
 
 
-def _slot_covers(old: Slot, new: Slot, links: _Links) -> bool:
+def _slot_covers(old: Slot, new: Slot, links: _Links, matters: bool) -> bool:
     if old is new and not old.spills:
         return True
+    followed = SPILL if matters else -1
     for spill in old.spills:
+        if not matters and isinstance(spill.value, Scalar):
+            continue
         match = new.spill_at(spill.at)
         if match is None or (match.at, match.size) != (spill.at, spill.size):
             return False
-        if not _value_covers(spill.value, match.value, links):
+        if not _value_covers(spill.value, match.value, links, matters):
             return False
-    return all(old.kinds[at] == SPILL or _byte_covers(old, new, at) for at in range(len(old.kinds)))
+        followed = SPILL  # a pointer takes the whole slot
+    return all(
+        old.kinds[at] == followed or _byte_covers(old, new, at, matters)
+        for at in range(len(old.kinds))
+    )
 
 
 def _frame_covers(old: Frame, new: Frame, live: Live, links: _Links) -> bool:
     if old.call_site != new.call_site:
         return False
-    for index in range(REGISTERS):
-        if live.registers >> index & 1 and not _value_covers(
-            old.registers[index], new.registers[index], links
-        ):
+    registers, slots, numbers, slot_numbers = live
+    mine, theirs = old.registers, new.registers
+    for index in _MEMBERS[registers]:
+        if not _value_covers(mine[index], theirs[index], links, bool(numbers >> index & 1)):
             return False
-    for number, slot in old.slots.items():
-        if live.slots >> (-1 - number) & 1 and not _slot_covers(
-            slot, new.slots.get(number, EMPTY_SLOT), links
-        ):
-            return False
+    if slots:
+        for number, slot in old.slots.items():
+            if slots >> (-1 - number) & 1 and not _slot_covers(
+                slot,
+                new.slots.get(number, EMPTY_SLOT),
+                links,
+                bool(slot_numbers >> (-1 - number) & 1),
+            ):
+                return False
     return True
 
 
@@ -133,34 +148,55 @@ def state_covers(old: State, new: State, live: list[Live]) -> bool:
     return all(links.match(mine, theirs) for mine, theirs in held)
 
 
+_NUMBER = "number"  # any number, in a key
+
+
 def state_key(state: State, live: list[Live]) -> tuple[object, ...]:
     """A hashable form of the live part: equal keys are equal states, however links are numbered."""
     names: dict[int, int] = {0: 0}
-
-    def named(value: Value) -> object:
-        if isinstance(value, Scalar):
-            if not value.link:
-                return value
-            return value._replace(link=names.setdefault(value.link, len(names)))
-        if value is None or not (value.null or value.reference):
-            return value
-        return value._replace(
-            null=names.setdefault(value.null, len(names)),
-            reference=names.setdefault(value.reference, len(names)),
-        )
-
     key: list[object] = []
-    for frame, alive in zip(state.frames, live, strict=True):
-        registers, slots = alive
+    for frame, (alive, slots, numbers, slot_numbers) in zip(state.frames, live, strict=True):
         key.append(frame.call_site)
-        key.extend(
-            named(value) if registers >> index & 1 else 0
-            for index, value in enumerate(frame.registers)
-        )
-        for number in sorted(frame.slots, reverse=True):
-            if slots >> (-1 - number) & 1:
-                slot = frame.slots[number]
-                key.append((number, slot.kinds))
-                key.extend((s.at, s.size, named(s.value)) for s in slot.spills)
-    key.append(tuple(names.setdefault(r, len(names)) for r in state.references))
+        registers = frame.registers
+        for index in _MEMBERS[alive]:
+            value = registers[index]
+            if type(value) is Scalar and not numbers >> index & 1:
+                key.append(_NUMBER)
+            else:
+                key.append(_named(value, names))
+        if slots and frame.slots:
+            for number in sorted(frame.slots, reverse=True):
+                if slots >> (-1 - number) & 1:
+                    slot = frame.slots[number]
+                    key.append(number)
+                    if slot_numbers >> (-1 - number) & 1:
+                        key.append(slot.kinds)
+                        key.extend((s.at, s.size, _named(s.value, names)) for s in slot.spills)
+                    else:
+                        key.append(_initialised(slot))
+                        key.extend(
+                            (s.at, s.size, _named(s.value, names))
+                            for s in slot.spills
+                            if type(s.value) is Pointer
+                        )
+    if state.references:
+        key.append(tuple(names.setdefault(r, len(names)) for r in state.references))
     return tuple(key)
+
+
+def _named(value: Value, names: dict[int, int]) -> object:
+    """A value with its links replaced by their order of appearance."""
+    if type(value) is Scalar:
+        link = value[10]
+        return value.linked(names.setdefault(link, len(names))) if link else value
+    if type(value) is not Pointer or not (value.null or value.reference):
+        return value
+    return value._replace(
+        null=names.setdefault(value.null, len(names)),
+        reference=names.setdefault(value.reference, len(names)),
+    )
+
+
+def _initialised(slot: Slot) -> bytes:
+    """Which bytes of a slot are initialised."""
+    return bytes(kind and 1 for kind in slot.kinds)

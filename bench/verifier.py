@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""How fast the verifier is: instructions walked a second, and milliseconds a program.
+
+    PYTHONPATH=src python bench/verifier.py [--profile NAME]
+
+Prints a table; needs no device.  Targets (docs/verifier.md): 100,000 instructions a second over the
+long programs, 5 ms for every program that is shipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from egpu.bpf.asm import assemble  # noqa: E402
+from egpu.bpf.conformance import read_case  # noqa: E402
+from egpu.bpf.insn import program_from_code  # noqa: E402
+from egpu.bpf.maptypes import MapType  # noqa: E402
+from egpu.bpf.object import read_object  # noqa: E402
+from egpu.bpf.program import AttachKind, AttachPoint, MapSpec, Program  # noqa: E402
+from egpu.errors import EgpuError  # noqa: E402
+from egpu.verifier import Limits, Policy, structure, verify  # noqa: E402
+from egpu.verifier import liveness as liveness_of  # noqa: E402
+from egpu.verifier.explore import Exploration  # noqa: E402
+from egpu.verifier.setting import Recorder, Setting  # noqa: E402
+
+ENTRY = (AttachPoint(AttachKind.ENTRY, "*"),)
+MAPS = (MapSpec("totals", MapType.ARRAY, 4, 512, 4),)
+LIMITS = Limits(processed=1_000_000, cost=10_000_000)
+CASES = ROOT.parent / "shared" / "conformance" / "tests"
+
+# r6 = value 0 of map 0
+VALUE = """
+mov %r9, %r1
+stw [%r10-4], 0
+lddw %r1, map_index 0
+mov %r2, %r10
+add %r2, -4
+call 1
+mov %r6, %r0
+jne %r6, 0, found
+mov %r0, 0
+exit
+found:
+"""
+END = "\nmov %r0, 0\nexit"
+
+
+def logarithm() -> str:
+    """The bucket of a log2 histogram, by halving: each turn may or may not add to the result."""
+    text = VALUE + "ldxdw %r1, [%r9+240]\nmov %r7, 0\n"
+    for shift in (32, 16, 8, 4, 2, 1):
+        text += f"mov %r2, %r1\nrsh %r2, {shift}\njeq %r2, 0, l{shift}\n"
+        text += f"mov %r1, %r2\nadd %r7, {shift}\nl{shift}:\n"
+    return text + "and %r7, 63\nlsh %r7, 3\nadd %r6, %r7\nmov %r1, 1\nlock add [%r6], %r1" + END
+
+
+def histogram() -> str:
+    """The same as a loop over the bits: 64 turns, each of which may be the last."""
+    text = VALUE + "ldxdw %r1, [%r9+240]\nmov %r7, 0\nagain:\nrsh %r1, 1\njeq %r1, 0, out\n"
+    text += "add %r7, 1\njlt %r7, 63, again\nout:\nlsh %r7, 3\nadd %r6, %r7\nmov %r1, 1\n"
+    return text + "lock add [%r6], %r1" + END
+
+
+def long_loop() -> str:
+    """A loop that cannot be summarised: its counter is doubled."""
+    text = VALUE + "mov %r7, 0\nloop:\nmov %r8, %r7\nand %r8, 63\nmov %r3, %r8\nlsh %r3, 3\n"
+    text += "mov %r4, %r6\nadd %r4, %r3\nldxdw %r5, [%r4]\nxor %r5, %r8\nstxdw [%r10-16], %r5\n"
+    text += "ldxdw %r2, [%r10-16]\njset %r2, 1, odd\nadd %r2, 3\nodd:\nadd %r7, 1\nmul32 %r7, 1\n"
+    return text + "jlt %r7, 2000, loop" + END
+
+
+def branches() -> str:
+    """A load, arithmetic and a bound check, many times over."""
+    text = VALUE
+    for number in range(300):
+        text += f"ldxdw %r2, [%r6+{8 * (number % 64)}]\nand %r2, 255\nadd %r2, {number}\n"
+        text += f"jgt %r2, {40 + number}, m{number}\nmov %r3, %r6\nadd %r3, %r2\n"
+        text += f"stxdw [%r10-16], %r2\nm{number}:\n"
+    return text + END
+
+
+def read_program(name: str, text: str) -> Program:
+    return program_from_code(assemble(text), name, maps=MAPS, attach=ENTRY)
+
+
+def long_programs() -> Iterator[Program]:
+    for make in (logarithm, histogram, long_loop, branches):
+        yield read_program(make.__name__, make())
+
+
+def shipped() -> Iterator[Program]:
+    for file in sorted((ROOT / "src" / "egpu" / "tools").glob("*/*.bpf.o")):
+        yield from read_object(file.read_bytes(), file.name).programs
+
+
+def walked(program: Program) -> int:
+    """Instructions that exploration walks."""
+    shape = structure.analyse(program, Policy.PROBE)
+    exits = all(point.kind is AttachKind.EXIT for point in program.attach)
+    setting = Setting(program, Policy.PROBE, 0, exits, LIMITS, shape)
+    return Exploration(setting, liveness_of.analyse(shape), Recorder()).run().processed
+
+
+def best_of(program: Program, times: int) -> float:
+    """Seconds of the fastest of some verifications."""
+    best = float("inf")
+    for _ in range(times):
+        start = time.process_time()
+        verify(program, limits=LIMITS)
+        best = min(best, time.process_time() - start)
+    return best
+
+
+def conformance() -> tuple[int, float]:
+    """Cases verified, accepted or not, and the seconds that it took."""
+    cases = [
+        (program_from_code(case.code(), path.name), len(case.memory))
+        for path in sorted(CASES.glob("*.data"))
+        if (case := read_case(path)).asm
+    ]
+    start = time.process_time()
+    for program, size in cases:
+        try:
+            verify(program, policy=Policy.EXECUTOR, memory_size=size)
+        except EgpuError:
+            continue
+    return len(cases), time.process_time() - start
+
+
+def profile(name: str) -> int:
+    chosen = [each for each in (*long_programs(), *shipped()) if each.name == name]
+    if not chosen:
+        print(f"no program {name}", file=sys.stderr)
+        return 2
+    profiler = cProfile.Profile()
+    profiler.runcall(verify, chosen[0], limits=LIMITS)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(30)
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", metavar="NAME", help="profile one program instead")
+    name = parser.parse_args().profile
+    if name:
+        return profile(name)
+    print(f"{'program':<24}{'insns':>8}{'walked':>10}{'ms':>10}{'insns/s':>12}")
+    for program in (*long_programs(), *shipped()):
+        count, seconds = walked(program), best_of(program, 5)
+        row = f"{program.name:<24}{len(program.code):>8}{count:>10,}{seconds * 1e3:>10.2f}"
+        print(row + f"{count / seconds:>12,.0f}")
+    if CASES.is_dir():
+        cases, seconds = conformance()
+        print(f"\n{cases} conformance cases in {seconds:.2f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
