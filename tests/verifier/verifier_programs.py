@@ -92,23 +92,26 @@ def expand(text):
 
 
 class Pair(NamedTuple):
-    """A rule, a program that passes, one that is refused, and the text of its refusal."""
+    """A rule, a program that passes in silence, one that is refused (or passes with a warning, if
+    ``warned``), and the text of that."""
 
     rule: str
     accepted: str
     refused: str
     message: str
+    warned: bool
 
 
-def read_pairs():
-    """The pairs of rules.txt by name."""
+def read_pairs(name="rules.txt"):
+    """The pairs of a file by name."""
     pairs = {}
-    text = Path(__file__).with_name("rules.txt").read_text()
+    text = Path(__file__).with_name(name).read_text()
     for block in text.split("\n== ")[1:]:
         head, rest = block.split("\n", 1)
-        accepted, rest = rest.split("\n-- refused\n")
+        warned = "\n-- warned\n" in rest
+        accepted, rest = rest.split("\n-- warned\n" if warned else "\n-- refused\n")
         refused, message = rest.split("\n-- ")
         name, rule = head.split()
         assert name not in pairs
-        pairs[name] = Pair(rule, expand(accepted), expand(refused), message.strip())
+        pairs[name] = Pair(rule, expand(accepted), expand(refused), message.strip(), warned)
     return pairs

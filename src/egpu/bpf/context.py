@@ -26,12 +26,16 @@ class Source(enum.Enum):
     CONSTANT = "known when compiled"
 
 
+_LAUNCH_SHAPE = ("%nctaid", "%ntid")  # the special registers that are parameters of the launch
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """A context field: byte ``offset``, ``size``, and how it is produced.
 
     ``detail``: parameter index, PTX special register, launch-block field, start value or constant.
     ``maximum``: inclusive upper bound of the unsigned value (P15), None if any value of its size.
+    ``uniform``: the same for all lanes of a warp (P7).
     """
 
     name: str
@@ -42,6 +46,12 @@ class Field:
     maximum: int | None = None
     uniform: bool = False
     exit_only: bool = False
+
+    @property
+    def launch(self) -> bool:
+        """Whether all threads of a launch see the same value."""
+        shape = self.detail.startswith(_LAUNCH_SHAPE)
+        return self.uniform and (self.source is not Source.SPECIAL or shape)
 
 
 PT_REGS_SIZE = 168

@@ -60,6 +60,10 @@ class Helper:
     memory: int = 0  # memory operations of the body
     atomics: int = 0
     uniform: bool = False  # the same for all lanes of a warp
+    launch: bool = False  # the same for all threads of a launch
+    # The lanes of a warp do it together (vote, shuffle): refused where they may have parted (P7).
+    # Ring helpers take whichever lanes are there, so no helper is collective yet.
+    collective: bool = False
     missing: str = ""
 
 
@@ -84,7 +88,7 @@ _ROWS: tuple[Helper, ...] = (
     Helper(8, "bpf_get_smp_processor_id", (), Ret.SCALAR, "__u32 (*%s)(void)", "sm_id", 2,
            maximum=0xFFFFFFFF, uniform=True),
     Helper(14, "bpf_get_current_pid_tgid", (), Ret.SCALAR, "__u64 (*%s)(void)", "pid_tgid", 4,
-           memory=1, uniform=True),
+           memory=1, uniform=True, launch=True),
     Helper(130, "bpf_ringbuf_output", (_A.MAP, _A.READ, _A.SIZE, _A.SCALAR), Ret.SCALAR,
            "long (*%s)(void *ringbuf, void *data, __u64 size, __u64 flags)", "ringbuf_output", 96,
            map_types=_RING, memory=8, atomics=2),
@@ -102,13 +106,13 @@ _ROWS: tuple[Helper, ...] = (
     Helper(503, "bpf_get_block_idx", _XYZ, Ret.SCALAR, _XYZ_C, "block_idx", 6, maximum=0,
            uniform=True),
     Helper(504, "bpf_get_block_dim", _XYZ, Ret.SCALAR, _XYZ_C, "block_dim", 6, maximum=0,
-           uniform=True),
+           uniform=True, launch=True),
     Helper(505, "bpf_get_thread_idx", _XYZ, Ret.SCALAR, _XYZ_C, "thread_idx", 6, maximum=0),
     Helper(506, "bpf_gpu_membar", (), Ret.SCALAR, "__u64 (*%s)(void)", "membar_sys", 32, maximum=0),
     Helper(507, "bpf_cuda_exit", (), Ret.VOID, "__u64 (*%s)(void)", "", 1, control=True,
            missing="ending the calling thread needs --allow-control, which no target has yet"),
     Helper(508, "bpf_get_grid_dim", _XYZ, Ret.SCALAR, _XYZ_C, "grid_dim", 6, maximum=0,
-           uniform=True),
+           uniform=True, launch=True),
     Helper(509, "bpf_get_sm_id", (), Ret.SCALAR, "__u64 (*%s)(void)", "sm_id", 2,
            maximum=0xFFFFFFFF, uniform=True),
     Helper(510, "bpf_get_warp_id", (), Ret.SCALAR, "__u64 (*%s)(void)", "warp_id", 2,

@@ -11,7 +11,9 @@ from egpu.verifier.verified import (
     Rmw,
     RmwOp,
     RmwTerm,
+    Uniformity,
     VerifiedProgram,
+    VerifierWarning,
 )
 
 __all__ = [
@@ -24,6 +26,8 @@ __all__ = [
     "Rmw",
     "RmwOp",
     "RmwTerm",
+    "Uniformity",
     "VerifiedProgram",
+    "VerifierWarning",
     "verify",
 ]

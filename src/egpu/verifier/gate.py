@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from egpu.bpf.program import AttachKind, Program
+from egpu.bpf.program import AttachKind, Level, Program
 from egpu.errors import InputError
+from egpu.verifier import control, races, rmw, rules_warp, structure, uniform
 from egpu.verifier import liveness as liveness_of
-from egpu.verifier import races, rmw, structure
 from egpu.verifier.cost import Spent
 from egpu.verifier.explore import Exploration, Stopped, replay
+from egpu.verifier.frames import Frames
 from egpu.verifier.liveness import Liveness
-from egpu.verifier.report import Refusal, error
+from egpu.verifier.report import Refusal, error, warning
 from egpu.verifier.setting import Limits, Recorder, Setting
 from egpu.verifier.verified import Facts, Policy, Rmw, VerifiedProgram, _issue
 
@@ -76,7 +77,14 @@ def _check_attach(program: Program, policy: Policy) -> None:
 
 def _sealed(setting: Setting, alive: Liveness, recorder: Recorder, worst: Spent) -> VerifiedProgram:
     """The rules that need the whole walk, and the result."""
+    program = setting.program
     matches = rmw.recognise(setting, alive, recorder)
+    graph, frames = control.analyse(setting.structure), Frames(setting, recorder)
+    together = all(point.level is Level.THREAD for point in program.attach)
+    lanes, launch = (
+        uniform.analyse(setting, graph, frames, scope=scope, together=together)
+        for scope in (uniform.Scope.WARP, uniform.Scope.LAUNCH)
+    )
     if setting.strict:
         races.check(setting, recorder, matches)
     facts = Facts(
@@ -87,8 +95,23 @@ def _sealed(setting: Setting, alive: Liveness, recorder: Recorder, worst: Spent)
         maps=frozenset(recorder.maps),
         stack_depth=_stack_depth(setting, recorder),
         rmw=_frozen(matches),
+        uniformity=lanes,
+        launch=launch,
     )
-    return _issue(setting.program, setting.policy, facts, worst.public(), setting.memory_size)
+    cost = worst.public()
+    notes: list[Refusal] = []
+    if setting.strict:
+        rules_warp.check_collective(setting, lanes)
+        notes += rules_warp.load_warnings(setting, facts, cost)
+    warnings = tuple(sorted((warning(program, note) for note in notes), key=lambda w: w.pc))
+    return _issue(
+        program,
+        setting.policy,
+        facts=facts,
+        cost=cost,
+        memory_size=setting.memory_size,
+        warnings=warnings,
+    )
 
 
 def _frozen(matches: dict[int, Rmw]) -> MappingProxyType[int, Rmw]:

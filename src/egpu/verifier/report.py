@@ -14,6 +14,7 @@ from egpu.errors import VerifierError
 from egpu.verifier import tnum
 from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.state import Frame, Pointer, Value
+from egpu.verifier.verified import VerifierWarning
 
 
 class Refusal(Exception):
@@ -60,6 +61,19 @@ def error(program: Program, refusal: Refusal, pc: int, path: Sequence[str]) -> V
         line=source_line(program, place),
         hint=refusal.hint,
         path=tuple(path),
+    )
+
+
+def warning(program: Program, note: Refusal) -> VerifierWarning:
+    """The public form of something that passes and should be known."""
+    place = note.pc or 0
+    return VerifierWarning(
+        note.rule,
+        note.message,
+        place,
+        instruction(program, place),
+        source_line(program, place),
+        note.hint,
     )
 
 

@@ -124,6 +124,26 @@ class Rmw:
 
 
 @dataclass(frozen=True, slots=True)
+class Uniformity:
+    """What is the same for all lanes that came together (P7).
+
+    ``control``: the instructions that lanes may reach apart from each other.  ``varying``: before
+    each instruction that can be reached, the registers that may differ between lanes, as a bit set.
+    """
+
+    control: frozenset[int]
+    varying: Mapping[int, int]
+
+    def control_varies(self, pc: int) -> bool:
+        """Whether lanes may come to the instruction at ``pc`` separately."""
+        return pc in self.control
+
+    def register_varies(self, pc: int, register: int) -> bool:
+        """Whether ``register`` may differ between lanes before the instruction at ``pc``."""
+        return bool(self.varying.get(pc, 0) >> register & 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What code generation may rely on.
 
@@ -135,6 +155,8 @@ class Facts:
     ``helpers``: ids of the helpers called.  ``maps``: indices of the maps used.
     ``stack_depth``: bytes of stack of the deepest call chain.
     ``rmw``: read-modify-writes on per-SM maps by the pc of their store.
+    ``uniformity``: what the lanes of a warp have in common; ``launch``: what all threads of a
+    launch have in common.
     """
 
     operands: Mapping[tuple[int, int], Operand]
@@ -144,6 +166,26 @@ class Facts:
     maps: frozenset[int]
     stack_depth: int
     rmw: Mapping[int, Rmw]
+    uniformity: Uniformity
+    launch: Uniformity
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierWarning:
+    """Something that passes and that its author should know: ``rule``, what and where, and what to
+    do about it.  ``insn`` and ``line`` are the instruction and its source line."""
+
+    rule: str
+    message: str
+    pc: int
+    insn: str = ""
+    line: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = f"insn {self.pc}" + (f" ({self.insn})" if self.insn else "")
+        place += f" at {self.line}" if self.line else ""
+        return f"{place}: {self.message}" + (f"; {self.hint}" if self.hint else "")
 
 
 _SEAL = object()
@@ -156,12 +198,13 @@ class VerifiedProgram:
     wants a seal that only :func:`_issue` has.
     """
 
-    __slots__ = ("_cost", "_facts", "_memory_size", "_policy", "_program")
+    __slots__ = ("_cost", "_facts", "_memory_size", "_policy", "_program", "_warnings")
     _program: Program
     _policy: Policy
     _facts: Facts
     _cost: Cost
     _memory_size: int
+    _warnings: tuple[VerifierWarning, ...]
 
     def __init_subclass__(cls) -> None:
         raise TypeError("VerifiedProgram cannot be subclassed")
@@ -175,6 +218,7 @@ class VerifiedProgram:
         facts: Facts,
         cost: Cost,
         memory_size: int,
+        warnings: tuple[VerifierWarning, ...] = (),
     ) -> None:
         if seal is not _SEAL:
             raise TypeError("only egpu.verifier.verify() makes a VerifiedProgram")
@@ -184,6 +228,7 @@ class VerifiedProgram:
             ("_facts", facts),
             ("_cost", cost),
             ("_memory_size", memory_size),
+            ("_warnings", warnings),
         ):
             object.__setattr__(self, name, value)
 
@@ -215,9 +260,28 @@ class VerifiedProgram:
         """Bytes behind r1 under EXECUTOR, 0 otherwise."""
         return self._memory_size
 
+    @property
+    def warnings(self) -> tuple[VerifierWarning, ...]:
+        """What passes but should be known, by instruction."""
+        return self._warnings
+
 
 def _issue(
-    program: Program, policy: Policy, facts: Facts, cost: Cost, memory_size: int
+    program: Program,
+    policy: Policy,
+    *,
+    facts: Facts,
+    cost: Cost,
+    memory_size: int,
+    warnings: tuple[VerifierWarning, ...],
 ) -> VerifiedProgram:
     """Seal a verdict. Called by the verifier's last stage and nowhere else (a test greps)."""
-    return VerifiedProgram(_SEAL, program, policy, facts=facts, cost=cost, memory_size=memory_size)
+    return VerifiedProgram(
+        _SEAL,
+        program,
+        policy,
+        facts=facts,
+        cost=cost,
+        memory_size=memory_size,
+        warnings=warnings,
+    )

@@ -1,0 +1,158 @@
+"""Basic blocks and what a branch decides: its region, up to the place where its ways meet again.
+
+The meeting place of a branch is its immediate post-dominator; the region is every block between.
+Blocks that cannot reach the end of their function (endless loops that no value takes) count as if
+they could leave from anywhere, which makes regions larger, never smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from egpu.bpf.isa import Kind
+from egpu.verifier.structure import Step, Structure
+
+END = -1  # the end of the function as a meeting place
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Instructions that run one after the other; ``successors`` and ``predecessors`` are blocks."""
+
+    index: int
+    function: int
+    steps: tuple[Step, ...]
+    successors: tuple[int, ...]
+    predecessors: tuple[int, ...]
+
+    @property
+    def last(self) -> Step:
+        return self.steps[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The blocks of a program; ``block_of`` by pc of an instruction; ``meets`` the block where the
+    ways out of a block meet again, END for the end of the function."""
+
+    blocks: tuple[Block, ...]
+    block_of: dict[int, int]
+    meets: tuple[int, ...]
+
+    def region(self, block: int) -> frozenset[int]:
+        """The blocks that may run after ``block`` ends and before its ways meet again."""
+        stop = self.meets[block]
+        seen: set[int] = set()
+        work = [s for s in self.blocks[block].successors if s != stop]
+        while work:
+            index = work.pop()
+            if index not in seen:
+                seen.add(index)
+                work.extend(s for s in self.blocks[index].successors if s != stop)
+        return frozenset(seen)
+
+    def branches(self) -> Iterable[Block]:
+        """The blocks that end with a conditional jump of two ways."""
+        return (b for b in self.blocks if b.last.kind is Kind.JUMP and len(b.successors) > 1)
+
+
+def analyse(structure: Structure) -> Graph:
+    """The graph of ``structure``."""
+    runs = [run for f in range(len(structure.functions)) for run in _runs(structure, f)]
+    block_of = {step.pc: index for index, run in enumerate(runs) for step in run}
+    successors = [
+        tuple(dict.fromkeys(block_of[pc] for pc in structure.successors(run[-1]))) for run in runs
+    ]
+    predecessors: list[list[int]] = [[] for _ in runs]
+    for index, targets in enumerate(successors):
+        for target in targets:
+            predecessors[target].append(index)
+    blocks = tuple(
+        Block(
+            index,
+            structure.function_of[run[0].pc],
+            tuple(run),
+            successors[index],
+            tuple(predecessors[index]),
+        )
+        for index, run in enumerate(runs)
+    )
+    return Graph(blocks, block_of, _meets(blocks))
+
+
+_ENDS = frozenset({Kind.JUMP, Kind.JUMP_ALWAYS, Kind.EXIT})
+
+
+def _runs(structure: Structure, function: int) -> list[list[Step]]:
+    """A function's instructions cut where control comes or goes."""
+    runs: list[list[Step]] = []
+    targets = {s.target for s in structure.walk(function) if s.kind in _ENDS}
+    for step in structure.walk(function):
+        if not runs or step.pc in targets or runs[-1][-1].kind in _ENDS:
+            runs.append([])
+        runs[-1].append(step)
+    return runs
+
+
+def _meets(blocks: tuple[Block, ...]) -> tuple[int, ...]:
+    """Immediate post-dominators (Cooper, Harvey and Kennedy's iteration over the reversed graph).
+
+    The functions share one end: they have no blocks in common, so it separates them.
+    """
+    end = len(blocks)
+    leaves = [not block.successors for block in blocks]
+    order = _postorder(blocks, leaves)
+    rank = {block: place for place, block in enumerate(order)}
+    rank[end] = len(order)
+    above: list[int | None] = [None] * end + [end]
+    changed = True
+    while changed:
+        changed = False
+        for block in reversed(order):
+            found: int | None = end if leaves[block] else None
+            for successor in blocks[block].successors:
+                if above[successor] is not None:
+                    found = successor if found is None else _common(above, rank, found, successor)
+            if found != above[block]:
+                above[block] = found
+                changed = True
+    return tuple(END if a == end or a is None else a for a in above[:end])
+
+
+def _postorder(blocks: tuple[Block, ...], leaves: list[bool]) -> list[int]:
+    """Blocks by depth-first search from the ends backwards; marks what reaches none as leaving."""
+    order: list[int] = []
+    seen: set[int] = set()
+    roots = [b.index for b in blocks if leaves[b.index]]
+    roots += [b.index for b in reversed(blocks) if not leaves[b.index]]
+    for root in roots:
+        if root in seen:
+            continue
+        leaves[root] = True  # an end, or a block from which no end is reached
+        seen.add(root)
+        work = [(root, iter(blocks[root].predecessors))]
+        while work:
+            block, ahead = work[-1]
+            following = next((p for p in ahead if p not in seen), None)
+            if following is None:
+                work.pop()
+                order.append(block)
+            else:
+                seen.add(following)
+                work.append((following, iter(blocks[following].predecessors)))
+    return order
+
+
+def _common(above: list[int | None], rank: dict[int, int], a: int, b: int) -> int:
+    """The nearest block that every way from ``a`` and from ``b`` passes."""
+    while a != b:
+        while rank[a] < rank[b]:
+            upper = above[a]
+            assert upper is not None, "processed blocks have a post-dominator"
+            a = upper
+        while rank[b] < rank[a]:
+            upper = above[b]
+            assert upper is not None, "processed blocks have a post-dominator"
+            b = upper
+    return a

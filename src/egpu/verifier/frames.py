@@ -1,0 +1,149 @@
+"""Where instructions touch stack memory, from the facts of the walk: for the dataflow passes.
+
+Stack bytes of one frame are a bit set: bit i is the byte at r10 - 512 + i.  A pointer into another
+frame belongs to a caller; which of them, the call graph says.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from egpu.bpf import isa
+from egpu.bpf.helpers import HELPERS, Arg
+from egpu.bpf.isa import CallSrc, Kind
+from egpu.bpf.program import PseudoSrc
+from egpu.verifier.setting import Recorder, Setting
+from egpu.verifier.structure import Step, Structure
+from egpu.verifier.verified import Operand, Region
+
+EVERY_BYTE = (1 << isa.STACK_SIZE) - 1
+
+
+class Place(NamedTuple):
+    """Stack bytes behind a register: of which ``functions``' frames, ``exact`` if it is these bytes
+    of the running function's frame and nothing else."""
+
+    functions: frozenset[int]
+    bytes: int
+    exact: bool
+
+
+def byte_mask(offset: int, size: int) -> int:
+    """``size`` bytes from ``offset`` below r10 as a bit set; what is outside the frame is cut."""
+    first, end = (
+        max(0, offset + isa.STACK_SIZE),
+        min(isa.STACK_SIZE, offset + size + isa.STACK_SIZE),
+    )
+    return ((1 << end) - 1) & ~((1 << first) - 1) if first < end else 0
+
+
+class Frames:
+    """Stack places of a program's instructions; ``callers`` are the functions that may be running
+    above each function, ``callbacks`` those whose address is taken."""
+
+    def __init__(self, setting: Setting, recorder: Recorder) -> None:
+        self.setting = setting
+        self.structure = setting.structure
+        self.operands = recorder.operands
+        self.callbacks = _callbacks(setting.structure)
+        self.callers = _callers(setting.structure)
+        self.above = _above(self.callers)
+
+    def operand(self, pc: int, register: int) -> Operand | None:
+        """What a register is there; None where no way leads."""
+        return self.operands.get((pc, register))
+
+    def place(self, step: Step, register: int, size: int | None) -> Place | None:
+        """Stack bytes of an access of ``size`` bytes (None: up to the top of the frame)."""
+        operand = self.operands.get((step.pc, register))
+        if operand is None or Region.STACK not in operand.regions:
+            return None
+        function = self.structure.function_of[step.pc]
+        touched = EVERY_BYTE
+        if operand.offset is not None:
+            offset = operand.offset + (step.off if step.kind is not Kind.CALL else 0)
+            touched = byte_mask(offset, -offset if size is None else size)
+        if operand.frame == 0:
+            exact = operand.offset is not None and operand.regions == {Region.STACK}
+            return Place(frozenset({function}), touched, exact)
+        if operand.frame is None:
+            return Place(self.above[function] | {function}, touched, False)
+        return Place(self._higher(function, operand.frame), touched, False)
+
+    def _higher(self, function: int, levels: int) -> frozenset[int]:
+        found = frozenset({function})
+        for _ in range(levels):
+            found = frozenset(c for f in found for c in self.callers[f])
+        return found
+
+    def written(self, step: Step) -> tuple[Place, ...]:
+        """Stack bytes that an instruction other than a local call may write."""
+        if step.kind in (Kind.STORE_IMM, Kind.STORE_REG, Kind.ATOMIC):
+            place = self.place(step, step.dst, step.width // 8)
+            return () if place is None else (place,)
+        if step.kind is Kind.CALL and step.src == CallSrc.HELPER and step.imm in HELPERS:
+            outputs = (
+                self.place(step, position + 1, 8)
+                for position, kind in enumerate(HELPERS[step.imm].args)
+                if kind is Arg.OUT_U64
+            )
+            return tuple(place for place in outputs if place is not None)
+        return ()
+
+    def foreign_writes(self) -> dict[int, int]:
+        """For each function, the bytes of its frame that functions below it may write."""
+        found: dict[int, int] = {}
+        for step in self.structure.steps:
+            if step is None:
+                continue
+            own = self.structure.function_of[step.pc]
+            for place in self.written(step):
+                for function in place.functions - {own}:
+                    found[function] = found.get(function, 0) | place.bytes
+        return found
+
+
+def code_reference(step: Step) -> int | None:
+    """The pc of the function whose address an instruction loads, None for others."""
+    if step.kind is Kind.LOAD_IMM64 and step.src == PseudoSrc.CODE:
+        return step.pc + 1 + step.imm
+    return None
+
+
+def _callbacks(structure: Structure) -> frozenset[int]:
+    return frozenset(
+        structure.function_of[target]
+        for step in structure.steps
+        if step is not None
+        and (target := code_reference(step)) is not None
+        and 0 <= target < len(structure.function_of)
+    )
+
+
+def _callers(structure: Structure) -> dict[int, frozenset[int]]:
+    """The functions that call each function, or hand its address on."""
+    found: dict[int, set[int]] = {index: set() for index in range(len(structure.functions))}
+    for step in structure.steps:
+        if step is None:
+            continue
+        target = code_reference(step)
+        if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
+            target = step.target
+        if target is not None and 0 <= target < len(structure.function_of):
+            found[structure.function_of[target]].add(structure.function_of[step.pc])
+    return {function: frozenset(callers) for function, callers in found.items()}
+
+
+def _above(callers: dict[int, frozenset[int]]) -> dict[int, frozenset[int]]:
+    """Direct and indirect callers."""
+    found = {}
+    for function, direct in callers.items():
+        seen: set[int] = set()
+        work = list(direct)
+        while work:
+            index = work.pop()
+            if index not in seen:
+                seen.add(index)
+                work.extend(callers[index])
+        found[function] = frozenset(seen)
+    return found
