@@ -7,6 +7,8 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,7 +58,10 @@ def device():
 
 
 def run(device, program, *arguments, **extra):
-    environment = {**os.environ, **device.environment(), **extra}
+    return run_with({**os.environ, **device.environment(), **extra}, program, *arguments)
+
+
+def run_with(environment, program, *arguments):
     return subprocess.run(
         [str(program), *arguments],
         env=environment,
@@ -231,9 +236,62 @@ def test_server_killed_under_a_client(program):
             text=True,
         )
         assert running.stdout.readline() == "ready\n"
-    out, errors = running.communicate("x", timeout=60)
+        os.kill(device.pid, signal.SIGKILL)
+        out, errors = running.communicate("x", timeout=60)
     assert (running.returncode, out) == (0, "ok\n"), errors
     assert errors.count("server is gone") == 1
+
+
+def wait_until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_device_stays_for_clients_that_outlive_its_block(program):
+    with SimulatedDevice() as device:
+        path = device.socket_path
+        first, second = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+        first.connect(str(path))
+        first.sendall(frame(WireKind.LOAD, b"no image"))
+        assert first.recv(HEADER.size)
+        environment = {**os.environ, **device.environment()}
+    assert run_with(environment, program, "launch").returncode == 0
+    second.connect(str(path))
+    first.close()
+    second.sendall(frame(WireKind.LOAD, b"no image"))
+    assert second.recv(HEADER.size)
+    second.close()
+    wait_until(lambda: not path.parent.exists())
+
+
+def test_a_server_whose_parent_was_killed_ends_after_its_clients(program, tmp_path):
+    """And a signal to the parent's process group does not reach it."""
+    script = (
+        "import os, sys, time\n"
+        "from egpu.sim import SimulatedDevice\n"
+        "with SimulatedDevice() as device:\n"
+        "    print(device.socket_path, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+    )
+    path = Path(parent.stdout.readline().strip())
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        os.killpg(parent.pid, signal.SIGINT)
+        parent.kill()
+        parent.communicate()
+        time.sleep(0.3)  # more than the server takes to notice
+        client.sendall(frame(WireKind.LOAD, b"no image"))
+        assert client.recv(HEADER.size)
+    wait_until(lambda: not path.parent.exists())
 
 
 def test_socket_that_cannot_be_made(tmp_path):
