@@ -221,6 +221,13 @@ void egpu_snapshot_final(struct arena *arena);
 void egpu_enable_all(uint32_t enabled);
 void egpu_arena_close(struct arena *arena, bool context_alive);
 
+/* Whether twin and reason of this variant are final for now. */
+static inline bool egpu_settled(const struct variant *variant)
+{
+    return atomic_load_explicit(&variant->settled, memory_order_acquire) ==
+           atomic_load_explicit(&egpu.epoch, memory_order_relaxed) + 1;
+}
+
 static inline void egpu_add(uint64_t *counter, uint64_t value)
 {
     __atomic_fetch_add(counter, value, __ATOMIC_RELAXED);

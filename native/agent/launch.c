@@ -5,6 +5,12 @@
 
 enum form { KERNEL, KERNEL_EX, COOPERATIVE };
 
+/* The agent's own part of a launch: the time since it began, without the driver's. */
+struct timing {
+    uint64_t since, spent; /* CLOCK_MONOTONIC, ns; since 0: not timed */
+};
+enum { TIMED_EVERY = 64 }; /* of so many probed launches one is timed */
+
 struct call {
     enum form form;
     bool ptsz;
@@ -12,9 +18,10 @@ struct call {
     struct shape shape;
     CUstream stream;
     void **params, **extra;
+    struct timing *timing; /* or NULL */
 };
 
-static CUresult issue(const struct call *c, void *f, void **params, void **extra)
+static CUresult call_driver(const struct call *c, void *f, void **params, void **extra)
 {
     const struct shape *s = &c->shape;
     switch (c->form) {
@@ -34,6 +41,16 @@ static CUresult issue(const struct call *c, void *f, void **params, void **extra
                           s->block[1], s->block[2], s->shared, c->stream, params, extra)
                    : CALL(cuLaunchKernel, f, s->grid[0], s->grid[1], s->grid[2], s->block[0],
                           s->block[1], s->block[2], s->shared, c->stream, params, extra);
+}
+
+static CUresult issue(const struct call *c, void *f, void **params, void **extra)
+{
+    if (likely(c->timing == NULL))
+        return call_driver(c, f, params, extra);
+    c->timing->spent += egpu_now() - c->timing->since;
+    CUresult result = call_driver(c, f, params, extra);
+    c->timing->since = egpu_now();
+    return result;
 }
 
 static bool captured(const struct call *c)
@@ -153,12 +170,35 @@ static bool issue_twin(const struct call *c, const struct twin *twin, struct lau
     return true;
 }
 
+/* Starts timing one launch in TIMED_EVERY, if it will not wait for its twin. */
+static void start_timing(struct call *c, struct timing *timing)
+{
+    uint64_t id = atomic_load_explicit(&egpu.launch_id, memory_order_relaxed);
+    if (id % TIMED_EVERY == TIMED_EVERY - 1) {
+        timing->since = egpu_now();
+        c->timing = timing;
+    }
+}
+
+static void end_timing(struct call *c)
+{
+    if (likely(c->timing == NULL))
+        return;
+    egpu_add(&egpu.stats->timed_ns, c->timing->spent + egpu_now() - c->timing->since);
+    egpu_add(&egpu.stats->timed, 1);
+    c->timing = NULL;
+}
+
 static __attribute__((noinline)) CUresult launch_matched(struct call *c, struct entry *entry)
 {
     uint32_t reason = EGPU_REASON_DETACHED;
+    struct timing timing = {0, 0};
     CUresult result;
+    start_timing(c, &timing);
     bool capture = captured(c);
     struct variant *variant = egpu_variant(entry, capture);
+    if (variant != NULL && !egpu_settled(variant))
+        c->timing = NULL; /* it is about to wait, which is counted by itself */
     struct twin *twin = variant != NULL ? egpu_twin(entry, variant, &reason) : NULL;
     struct egpu_stats_slot *stats = entry->stats;
     if (twin != NULL && atomic_load_explicit(&twin->arena->state, memory_order_acquire) !=
@@ -179,10 +219,12 @@ static __attribute__((noinline)) CUresult launch_matched(struct call *c, struct 
             (capture ? EGPU_LAUNCH_FLAG_CAPTURED : 0) | EGPU_LAYOUT_VERSION << 24};
         if (issue_twin(c, twin, &block, &result)) {
             count(stats, &c->shape, result, capture, true, 0);
+            end_timing(c);
             return result;
         }
         reason = EGPU_REASON_PARAMETERS;
     }
+    c->timing = NULL;
     result = issue(c, c->f, c->params, c->extra);
     count(stats, &c->shape, result, capture, false, reason);
     return result;

@@ -215,6 +215,10 @@ struct egpu_stats_header {
     uint64_t images;
     uint64_t twins;
     uint64_t not_asked;
+    uint64_t waits;
+    uint64_t wait_ns;
+    uint64_t timed;
+    uint64_t timed_ns;
 };
 
 struct egpu_stats_slot {

@@ -191,12 +191,11 @@ static struct twin *resolve(struct variant *v, uint32_t *reason)
 
 struct twin *egpu_twin(struct entry *entry, struct variant *v, uint32_t *reason)
 {
-    uint32_t epoch = atomic_load_explicit(&egpu.epoch, memory_order_relaxed);
     if (atomic_load_explicit(&egpu.phase, memory_order_relaxed) != PHASE_LIVE) {
         *reason = EGPU_REASON_DETACHED;
         return NULL;
     }
-    if (likely(atomic_load_explicit(&v->settled, memory_order_acquire) == epoch + 1)) {
+    if (likely(egpu_settled(v))) {
         *reason = atomic_load_explicit(&v->reason, memory_order_relaxed);
         return atomic_load_explicit(&v->twin, memory_order_relaxed);
     }
@@ -204,9 +203,12 @@ struct twin *egpu_twin(struct entry *entry, struct variant *v, uint32_t *reason)
     struct twin *twin = NULL;
     struct quiet quiet = egpu_quiet();
     if (egpu_mine()) {
+        uint64_t since = egpu_now();
         pthread_mutex_lock(&egpu.resolve_lock);
         twin = resolve(v, reason);
         pthread_mutex_unlock(&egpu.resolve_lock);
+        egpu_add(&egpu.stats->waits, 1);
+        egpu_add(&egpu.stats->wait_ns, egpu_now() - since);
     } else {
         *reason = EGPU_REASON_DETACHED;
     }

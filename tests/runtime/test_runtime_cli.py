@@ -70,6 +70,29 @@ def test_kernellat_measures_every_block():
     assert all(row["launch"]["max"] >= row["block"]["max"] > 0 for row in report["kernels"])
 
 
+def test_a_share_of_the_blocks():
+    arguments = ("run", "kernellat", "--sim", "--json", "--every", "2", "--", *workload())
+    done = egpu(*arguments)
+    totals, report = totals_and_report(done.stdout)
+    assert report["every"] == 2
+    assert report["partial"] is False
+    measured = sum(row["block"]["count"] for row in report["kernels"])
+    assert 0 < measured < sum(row["blocks"] for row in totals["kernels"].values())
+    assert all(row["launch"] is None for row in report["kernels"])
+
+
+def test_the_cost_is_measured():
+    done = egpu("run", "kernelcount", "--sim", "--json", "--", *workload(launches=30, size=64))
+    _, report = totals_and_report(done.stdout)
+    cost = report["cost"]
+    assert cost["waits"] == cost["twins"] == 5
+    assert 0 < cost["wait_ms"] < cost["run_ms"]
+    assert cost["launch_ns"] > 0  # of 150 launches, 2 are timed
+    waited, launched = cost["wait_ms"], cost["launch_ns"] * report["launches"]["probed"] / 1e6
+    assert cost["host_share"] == pytest.approx((waited + launched) / cost["run_ms"], rel=0.01)
+    assert 0 < cost["site_instructions"] < cost["instructions"]
+
+
 def test_kernels_narrows():
     done = egpu("run", "kernelcount", "--sim", "--json", "--kernels", "hist*", "--", *workload())
     _, report = totals_and_report(done.stdout)

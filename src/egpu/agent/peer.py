@@ -14,11 +14,12 @@ from pathlib import Path
 from egpu.agent import channel
 from egpu.agent import protocol as wire
 from egpu.agent.protocol import ImageSource, Packet, Reason
-from egpu.agent.twin import DeviceInfo, KernelSeen, ProcessStats, SlotStats, TwinState
+from egpu.agent.twin import DeviceInfo, KernelSeen, LaunchCost, ProcessStats, SlotStats, TwinState
 from egpu.errors import AgentError
 
 IMAGE_LIMIT = 1 << 34  # bytes; the agent's own limit
-_HEADER = struct.Struct("<QIIQQQQQQ")
+_HEADER = struct.Struct(f"<QII{len(wire.STATS_HEADER) - 3}Q")
+_HEADER_NAMES = tuple(name for name, _ in wire.STATS_HEADER)
 _SLOT = struct.Struct(f"<{len(wire.STATS_SLOT) + wire.STATS_REASONS}Q")
 _SLOT_NAMES = tuple(name for name, _ in wire.STATS_SLOT)
 
@@ -66,7 +67,12 @@ class Peer:
             os.close(file)
             raise AgentError(f"stats memory cannot be mapped: {error.strerror}") from error
         _HEADER.pack_into(
-            memory, 0, wire.STATS_MAGIC, wire.WIRE_VERSION, wire.STATS_SLOTS, *[0] * 6
+            memory,
+            0,
+            wire.STATS_MAGIC,
+            wire.WIRE_VERSION,
+            wire.STATS_SLOTS,
+            *[0] * (len(wire.STATS_HEADER) - 3),
         )
         self._stats = memory
         return file
@@ -169,17 +175,23 @@ class Peer:
     def stats(self) -> ProcessStats:
         """What the process has counted so far."""
         with self._stats_lock:
-            header = _HEADER.unpack_from(self._stats, 0)
-            _, _, _, used, graph_launches, nodes, images, twins, _ = header
-            rows = [self._kernel(slot) for slot in range(min(used + 1, wire.STATS_SLOTS))]
+            header = dict(zip(_HEADER_NAMES, _HEADER.unpack_from(self._stats, 0), strict=True))
+            used = min(header["used"] + 1, wire.STATS_SLOTS)
+            rows = [self._kernel(slot) for slot in range(used)]
         return ProcessStats(
             pid=self.pid,
             cmdline=self.cmdline,
             ended=self.ended,
-            graph_launches=graph_launches,
-            graph_nodes=nodes,
-            images=images,
-            twins=twins,
+            graph_launches=header["graph_launches"],
+            graph_nodes=header["graph_nodes"],
+            images=header["images"],
+            twins=header["twins"],
+            cost=LaunchCost(
+                waits=header["waits"],
+                wait_ns=header["wait_ns"],
+                timed=header["timed"],
+                timed_ns=header["timed_ns"],
+            ),
             kernels=tuple(row for row in rows if row is not None),
         )
 

@@ -145,6 +145,8 @@ STATS_HEADER: Final = (
     ("magic", "u64"), ("version", "u32"), ("slots", "u32"), ("used", "u64"),
     ("graph_launches", "u64"), ("graph_nodes", "u64"), ("images", "u64"), ("twins", "u64"),
     ("not_asked", "u64"),
+    ("waits", "u64"), ("wait_ns", "u64"),          # launches that waited for an answer or a twin
+    ("timed", "u64"), ("timed_ns", "u64"),         # probed launches timed, the agent's part of them
 )
 STATS_HEADER_SIZE: Final = 4096
 STATS_SLOT: Final = (  # 0 collects what has no slot of its own

@@ -142,6 +142,28 @@ class SlotStats:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchCost:
+    """What launches cost in one process or several; times in nanoseconds.
+
+    ``waits`` launches waited ``wait_ns`` in all for an answer or a twin.  Of the other probed
+    launches one in 64 is timed: ``timed_ns`` is the agent's own part of ``timed`` launches.
+    """
+
+    waits: int = 0
+    wait_ns: int = 0
+    timed: int = 0
+    timed_ns: int = 0
+
+    def __add__(self, other: LaunchCost) -> LaunchCost:
+        return LaunchCost(
+            self.waits + other.waits,
+            self.wait_ns + other.wait_ns,
+            self.timed + other.timed,
+            self.timed_ns + other.timed_ns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessStats:
     """All that the agent of one process counted.  ``ended``: the process is gone."""
 
@@ -153,6 +175,7 @@ class ProcessStats:
     images: int
     twins: int
     kernels: tuple[SlotStats, ...]
+    cost: LaunchCost = field(default_factory=LaunchCost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from egpu.errors import InputError
 if TYPE_CHECKING:
     from egpu.bpf.program import Object
     from egpu.session import Options
-    from egpu.tools.registry import ToolEntry
+    from egpu.tools.registry import Tool, ToolEntry
 
 
 @click.command("run")
@@ -38,6 +38,12 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Use twins of which fewer blocks fit on an SM (persistent kernels may hang).",
 )
+@click.option(
+    "--every",
+    metavar="N",
+    type=click.IntRange(1, (1 << 32) - 1),
+    help="kernellat: measure 1 of N blocks, which costs less; launches are then not measured.",
+)
 @click.option("--no-follow", is_flag=True, help="Probe only COMMAND itself, not its children.")
 @click.option(
     "--interval",
@@ -57,6 +63,7 @@ def command(
     kernels: str,
     twin_wait: float,
     allow_occupancy_loss: bool,
+    every: int | None,
     no_follow: bool,
     interval: float,
 ) -> int:
@@ -71,7 +78,10 @@ def command(
     if not workload:
         raise click.UsageError("no command to run: put it behind --")
     tool, loaded = choose(program)
+    if every is not None:
+        loaded = sampled(tool, loaded, every)
     from egpu.session import Options  # noqa: PLC0415
+    from egpu.tools.registry import new_tool  # noqa: PLC0415
 
     options = Options(
         simulated=sim,
@@ -83,7 +93,17 @@ def command(
     with destination(output) as stream:
         if tool is None:
             return run_object(loaded, workload, options, stream, as_json=as_json, interval=interval)
-        return run_tool(tool, workload, options, stream, as_json=as_json, interval=interval)
+        made = new_tool(tool)
+        return run_tool(made, loaded, workload, options, stream, as_json=as_json, interval=interval)
+
+
+def sampled(tool: ToolEntry | None, loaded: Object, every: int) -> Object:
+    """The tool's programs, set to measure 1 of ``every`` blocks; a usage error if it cannot."""
+    from egpu.tools.constants import with_constants  # noqa: PLC0415
+
+    if tool is None or not tool.samples:
+        raise click.UsageError("--every is for tools that measure blocks: kernellat")
+    return with_constants(loaded, {"every": every})
 
 
 def choose(program: str) -> tuple[ToolEntry | None, Object]:
@@ -109,7 +129,8 @@ def choose(program: str) -> tuple[ToolEntry | None, Object]:
 
 
 def run_tool(
-    entry: ToolEntry,
+    tool: Tool,
+    loaded: Object,
     workload: tuple[str, ...],
     options: Options,
     stream: TextIO,
@@ -120,10 +141,8 @@ def run_tool(
     """Run under one tool and write its report; the workload's exit code."""
     from egpu import session  # noqa: PLC0415
     from egpu.cli.live import follow  # noqa: PLC0415
-    from egpu.tools.registry import load_object, new_tool  # noqa: PLC0415
 
-    tool = new_tool(entry)
-    with session.run(workload, programs=load_object(entry), options=options) as running:
+    with session.run(workload, programs=loaded, options=options) as running:
         status = follow(running, lambda: tool.collect(running), interval_s=interval)
         report = tool.report(running)
     write_report(report, stream, as_json=as_json)

@@ -73,6 +73,19 @@ class MapView(Mapping[int, object]):
                 values.append(self._decode(group[0].tobytes() if spread == 1 else self._sum(group)))
         return tuple(values)
 
+    def raw(self) -> tuple[bytes, ...]:
+        """The bytes of each context's copy of an array, values ``round_up(value_size, 8)`` apart.
+
+        For maps with more values than one wants to decode; InputError for a per-SM map.
+        """
+        if self._per_sm:
+            raise InputError("has a copy per SM", where=f"map {self._spec.name}", hint=_PER_SM)
+        size = self._spec.max_entries
+        return tuple(
+            data[copy.place.offset : copy.place.offset + size * copy.place.entry_stride]
+            for data, copy in self._read()
+        )
+
     def to_dict(self) -> dict[int, object]:
         """All entries of one snapshot."""
         read = self._read()

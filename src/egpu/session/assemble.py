@@ -7,10 +7,12 @@ compiled where it is loaded.  That is slower at attach and not cached by egpu, b
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,13 @@ from egpu.errors import UnsupportedError
 from egpu.splice import ptxas_arguments
 
 _TIMEOUT_S = 120
+# Up to 32 registers a thread an SM holds as many threads as it can at all, and they are handed out
+# in steps of 8 (CUDA C Programming Guide, table "technical specifications", 7.0 and later).
+_FREE_REGISTERS = 32
+_REGISTER_STEP = 8
+_SPILL_LIMIT = 64  # bytes: a few registers that are put away around a probe
+_USED = re.compile(r"Used (\d+) registers")
+_SPILLED = re.compile(r"(\d+) bytes spill stores")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +83,49 @@ class Assembler:
         """What assembles, for reports."""
         return self._ptxas.version if self._ptxas else "the driver's own compiler (no ptxas found)"
 
-    def assemble(self, text: str, target: str, device: int) -> bytes:
+    def assemble(
+        self, text: str, target: str, device: int, *, original: Callable[[], str] | None = None
+    ) -> bytes:
         """Machine code of ``text`` for a device of arch ``device`` (90), or the text itself
         (NUL-terminated) without ptxas.  ``target`` is the text's ``.target``.
+
+        ptxas takes registers freely, and a twin with fewer resident blocks is not used.  So a twin
+        that takes more than the kernel by itself (``original`` gives its text) is held to the
+        kernel's number, if that spills a few registers at most.
 
         Raises UnsupportedError with the assembler's first message if it refuses the text.
         """
         if self._ptxas is None:
             return text.encode() + b"\0"
         arguments = ptxas_arguments(target, device, source="twin.ptx", output="twin.cubin")
-        return _run(self._ptxas, text, arguments)
+        free = _run(self._ptxas, text, arguments)
+        if original is None or free.registers <= _FREE_REGISTERS:
+            return free.image
+        bare = _run(self._ptxas, original(), arguments)
+        steps = -(-bare.registers // _REGISTER_STEP)
+        limit = max(_FREE_REGISTERS, steps * _REGISTER_STEP)
+        if free.registers <= limit:
+            return free.image
+        held = _run(self._ptxas, text, (f"-maxrregcount={limit}", *arguments))
+        few = held.spilled - bare.spilled <= _SPILL_LIMIT
+        return held.image if few else free.image
 
 
-def _run(ptxas: Ptxas, text: str, arguments: tuple[str, ...]) -> bytes:
+@dataclass(frozen=True, slots=True)
+class _Assembled:
+    """Machine code, the registers of a thread and the bytes of them that it spills."""
+
+    image: bytes
+    registers: int
+    spilled: int
+
+
+def _run(ptxas: Ptxas, text: str, arguments: tuple[str, ...]) -> _Assembled:
     with tempfile.TemporaryDirectory(prefix="egpu-ptxas-") as folder:
         try:
             Path(folder, "twin.ptx").write_text(text, "utf-8", "surrogateescape")
             run = subprocess.run(
-                [ptxas.path, *arguments],
+                [ptxas.path, "-v", *arguments],
                 cwd=folder,
                 capture_output=True,
                 text=True,
@@ -99,7 +133,11 @@ def _run(ptxas: Ptxas, text: str, arguments: tuple[str, ...]) -> bytes:
                 check=False,
             )
             if run.returncode == 0:
-                return Path(folder, "twin.cubin").read_bytes()
+                return _Assembled(
+                    Path(folder, "twin.cubin").read_bytes(),
+                    max((int(number) for number in _USED.findall(run.stderr)), default=0),
+                    sum(int(number) for number in _SPILLED.findall(run.stderr)),
+                )
         except subprocess.TimeoutExpired:
             raise UnsupportedError(
                 f"this kernel (ptxas did not finish in {_TIMEOUT_S} s)"

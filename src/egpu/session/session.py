@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,13 @@ from egpu.agent.twin import (
     DeviceInfo,
     KernelSeen,
     KernelStats,
+    LaunchCost,
     Refused,
     Twin,
     Unmatched,
 )
 from egpu.bpf.object import read_object
-from egpu.bpf.program import Object
+from egpu.bpf.program import AttachKind, Object
 from egpu.errors import InputError
 from egpu.session.additive import additive_maps
 from egpu.session.arenas import Arenas, Maps
@@ -62,7 +64,9 @@ class SessionCost:
     """What egpu itself did.
 
     ``build_ms``: building all ``twins``, in milliseconds, of which ``cached`` were not assembled
-    anew.  ``instructions``: worst case that the probes of one site add to a thread.
+    anew.  ``instructions``: most BPF instructions that all probes together add to one thread,
+    ``site_instructions``: of these at one site.  ``run_ms``: the started process, so far or until
+    it ended.  ``launches``: what the agents measured, over all processes.
     """
 
     twins: int
@@ -71,6 +75,9 @@ class SessionCost:
     instructions: int
     records_dropped: int
     records_missing: int
+    site_instructions: int = 0
+    run_ms: float = 0.0
+    launches: LaunchCost = field(default_factory=LaunchCost)
 
 
 class Session:
@@ -92,6 +99,8 @@ class Session:
         self._verified = tuple(verified)
         self._cleanup = contextlib.ExitStack()
         self._notes: list[str] = []
+        self._started: float = 0.0  # time.monotonic(); 0: not yet
+        self._ended: float = 0.0
         self._cache = TwinCache(default_directory()) if options.cache else None
         assembler = self._make_assembler()
         self._broker = _Broker(
@@ -148,6 +157,8 @@ class Session:
         ``subprocess.TimeoutExpired`` after ``timeout`` seconds.
         """
         status = self._process.wait(timeout)
+        if not self._ended:
+            self._ended = time.monotonic()
         self._server.drain()
         return status
 
@@ -185,7 +196,18 @@ class Session:
             instructions=sum(program.cost.instructions for program in self._verified),
             records_dropped=sum(total.dropped for total in rings),
             records_missing=sum(total.holes for total in rings),
+            site_instructions=max(self._by_site().values(), default=0),
+            run_ms=((self._ended or time.monotonic()) - self._started) * 1e3,
+            launches=sum((each.cost for each in self._server.processes()), LaunchCost()),
         )
+
+    def _by_site(self) -> Counter[AttachKind]:
+        """Worst-case instructions by kind of site; programs of one kind may share their sites."""
+        found: Counter[AttachKind] = Counter()
+        for verified in self._verified:
+            for kind in {point.kind for point in verified.program.attach}:
+                found[kind] += verified.cost.instructions
+        return found
 
     def detach(self) -> None:
         """Take the probes out: from now on launches run the untouched kernels."""
@@ -225,6 +247,7 @@ class Session:
         )
         self._cleanup.callback(self._server.close)
         self._maps = self._arenas.views()
+        self._started = time.monotonic()
         self._process = launch(
             argv, self._server.socket_path, environment=environment, follow=self._options.follow
         )

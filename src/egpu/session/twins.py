@@ -18,7 +18,7 @@ from egpu.maps.layout import ArenaLayout
 from egpu.session.assemble import Assembler
 from egpu.session.attached import Attachment, ProbeSet
 from egpu.session.cache import BuiltTwin, TwinCache
-from egpu.splice import splice_ptx
+from egpu.splice import kernel_alone, splice_ptx
 
 _PARSED_LIMIT = 16  # modules kept: a fatbin's kernels are resolved one after the other
 
@@ -149,7 +149,12 @@ class TwinBuilder:
         if self._assembler is None:
             code = spliced.text.encode("utf-8", "surrogateescape") + b"\0"
         else:
-            code = self._assembler.assemble(spliced.text, spliced.target, seen.device.arch)
+            code = self._assembler.assemble(
+                spliced.text,
+                spliced.target,
+                seen.device.arch,
+                original=lambda: kernel_alone(module, seen.kernel, layout),
+            )
         return BuiltTwin(
             image=code,
             hidden_offset=spliced.hidden_offset,

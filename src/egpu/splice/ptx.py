@@ -54,10 +54,24 @@ def splice_ptx(
     InputError when the module has no such kernel or a probe reads a parameter that it has not;
     UnsupportedError, with the reason, when the kernel or a probe cannot be spliced.
     """
+    if not probes:
+        raise InternalError("a twin without a probe")
+    return _spliced(module, kernel, probes, layout)
+
+
+def kernel_alone(module: Module, kernel: str, layout: ArenaLayout) -> str:
+    """The text of ``kernel`` in a module of its own, as twins are, but without a probe: what its
+    twins' registers are compared with.  Raises as :func:`splice_ptx`."""
+    return _spliced(module, kernel, (), layout).text
+
+
+def _spliced(
+    module: Module, kernel: str, probes: Sequence[DeviceCode], layout: ArenaLayout
+) -> InstrumentedImage:
     twin = _prepared(module, kernel, probes, layout)
     sites = find_sites(module, twin.kernel, twin.found.bodies)
     placement = place_variables(twin.found)
-    version = max(module.version, *(each.isa for each in probes))
+    version = max((module.version, *(each.isa for each in probes)))
     hidden = _hidden_offset(twin.kernel, version)
     edits = _kernel_edits(twin, sites)
     for function in twin.found.bodies:
@@ -92,8 +106,6 @@ def _prepared(
         raise InputError(
             f"no kernel {name}; it has {defined or 'none'}", where="PTX module"
         ) from None
-    if not probes:
-        raise InternalError("a twin without a probe")
     for code in probes:
         _check_probe(code)
     found = reach(module, kernel)

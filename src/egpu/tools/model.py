@@ -41,17 +41,31 @@ class RunCost:
     """What egpu itself cost this run.
 
     ``twin_ms``: building twins, in milliseconds, over ``twins``; ``cached`` of them came from the
-    cache.  ``launch_ns``: the agent's time on the launch path per launch in nanoseconds, None if it
-    was not measured.  ``instructions``: most that all probes together add to one thread.
+    cache.  ``waits`` launches waited ``wait_ms`` in all for a twin or for the answer that there is
+    none.  ``launch_ns``: the agent's own time per probed launch in nanoseconds, the mean of one
+    launch in 64, None if none was timed.  ``instructions``: most BPF instructions that all probes
+    together add to one thread, ``site_instructions``: at one site.  ``run_ms``: how long the
+    workload ran.
     """
 
     twins: int = 0
     cached: int = 0
     twin_ms: float = 0.0
+    waits: int = 0
+    wait_ms: float = 0.0
     launch_ns: float | None = None
     instructions: int = 0
+    site_instructions: int = 0
+    run_ms: float = 0.0
     records_dropped: int = 0
     records_missing: int = 0
+
+    def host_share(self, probed: int) -> float | None:
+        """The share of the run that launches waited and the agent took for ``probed`` launches, as
+        if they came one after the other; None if that was not measured."""
+        if not self.run_ms or (self.launch_ns is None and probed > self.waits):
+            return None
+        return (self.wait_ms + (self.launch_ns or 0.0) * probed / 1e6) / self.run_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ToolEntry:
-    """A tool's name and what it answers; its folder and object file have the name too."""
+    """A tool's name and what it answers; its folder and object file have the name too.
+
+    ``samples``: it can measure a share of the blocks (constant ``every`` of its programs).
+    """
 
     name: str
     summary: str
+    samples: bool = False
 
 
 # fmt: off
 TOOLS: tuple[ToolEntry, ...] = (
     ToolEntry("kernelcount", "launches, threads and blocks, by kernel and SM"),
-    ToolEntry("kernellat",   "how long launches and blocks take: p50, p95, p99 and histogram"),
+    ToolEntry("kernellat",   "how long launches and blocks take: p50, p95, p99 and histogram",
+              samples=True),
 )
 # fmt: on
 

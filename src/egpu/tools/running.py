@@ -13,12 +13,13 @@ from egpu.tools.model import KernelLaunches, Run, RunCost
 
 if TYPE_CHECKING:
     from egpu.agent.twin import KernelStats
-    from egpu.session import Maps, Ring, Session
+    from egpu.session import Maps, Session
 
 
 def run_of(session: Session) -> Run:
     """What the host side knows of a session whose workload has ended."""
     cost = session.cost()
+    launches = cost.launches
     stats = session.kernels()
     devices = Counter(device.name for device in session.devices)
     named = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in devices.items())
@@ -31,7 +32,12 @@ def run_of(session: Session) -> Run:
             twins=cost.twins,
             cached=cost.cached,
             twin_ms=cost.build_ms,
+            waits=launches.waits,
+            wait_ms=launches.wait_ns / 1e6,
+            launch_ns=launches.timed_ns / launches.timed if launches.timed else None,
             instructions=cost.instructions,
+            site_instructions=cost.site_instructions,
+            run_ms=cost.run_ms,
             records_dropped=cost.records_dropped,
             records_missing=cost.records_missing,
         ),
@@ -70,14 +76,6 @@ def array(maps: Maps, name: str) -> MapView:
     if not isinstance(view, MapView):
         raise InternalError(f"the tool's map {name} is no array")
     return view
-
-
-def ring(maps: Maps, name: str) -> Ring:
-    """A ring buffer of the tool's own object."""
-    found = maps[name]
-    if isinstance(found, MapView):
-        raise InternalError(f"the tool's map {name} is no ring buffer")
-    return found
 
 
 def _refusals(stats: Iterable[KernelStats]) -> list[str]:

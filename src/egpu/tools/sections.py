@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from egpu.report import Align, Column, Paragraph, Part, Table, Weight
-from egpu.tools.model import KernelLaunches, Run
+from egpu.report import Align, Column, Paragraph, Part, Table, Weight, duration
+from egpu.tools.model import KernelLaunches, Run, RunCost
 
 PARTIAL = "+"  # stands behind every number that is a lower bound
 
@@ -45,26 +45,51 @@ def cost(run: Run) -> list[Part]:
     probed = sum(kernel.probed for kernel in run.kernels)
     spent = run.cost
     place = "the simulated device" if run.simulated else run.device
-    launch = "" if spent.launch_ns is None else f", {spent.launch_ns:.0f} ns per launch"
     cached = f" ({spent.cached} from the cache)" if spent.cached else ""
     lines = [
         (
             f"egpu on {place}: {probed:,} of {seen:,} launches probed, "
-            f"{spent.twins} twins built in {spent.twin_ms:.0f} ms{cached}{launch}, "
+            f"{spent.twins} twins built in {spent.twin_ms:.0f} ms{cached}, "
             f"{spent.records_dropped:,} records dropped, {spent.records_missing:,} missing."
-        )
+        ),
+        _slowdown(spent, probed),
     ]
     if spent.instructions:
-        lines.append(f"The probes add at most {spent.instructions:,} BPF instructions to a thread.")
+        lines.append(
+            f"On the device the probes add at most {spent.instructions:,} BPF instructions to a "
+            f"thread, {spent.site_instructions:,} at one site; their time is not measured."
+        )
     registers = "" if run.simulated else _registers(run.kernels)  # it has no real ones
     if registers:
         lines.append(f"Registers per thread, before -> after: {registers}.")
     return [Paragraph(line, Weight.COST) for line in lines]
 
 
+def _slowdown(spent: RunCost, probed: int) -> str:
+    """What launches were held up by, and the share of the run that it is."""
+    parts = []
+    if spent.waits:
+        parts.append(f"{spent.waits:,} launches waited {duration(spent.wait_ms * 1e6)} for twins")
+    if spent.launch_ns is not None:
+        parts.append(f"{spent.launch_ns:.0f} ns per probed launch")
+    share = spent.host_share(probed)
+    if not parts:
+        return "Slowdown on the host: not measured."
+    amount = "" if share is None else f" ({_percent(share)} of the run)"
+    return f"Slowdown on the host: {', then '.join(parts)}{amount}."
+
+
+def _percent(share: float) -> str:
+    """A share with two significant digits: "0.012 %", "3.4 %", "120 %"."""
+    value = 100 * share
+    digits = 0 if value >= 9.95 else 1 if value >= 0.995 else 2 if value >= 0.0995 else 3
+    return f"{value:.{digits}f} %"
+
+
 def common_data(run: Run) -> dict[str, object]:
     """The keys that every tool's JSON has."""
     spent = run.cost
+    share = spent.host_share(sum(kernel.probed for kernel in run.kernels))
     return {
         "device": run.device,
         "simulated": run.simulated,
@@ -79,8 +104,13 @@ def common_data(run: Run) -> dict[str, object]:
             "twins": spent.twins,
             "twins_cached": spent.cached,
             "twin_ms": round(spent.twin_ms, 3),
-            "launch_ns": spent.launch_ns,
+            "waits": spent.waits,
+            "wait_ms": round(spent.wait_ms, 3),
+            "launch_ns": None if spent.launch_ns is None else round(spent.launch_ns, 1),
+            "run_ms": round(spent.run_ms, 3),
+            "host_share": None if share is None else round(share, 6),
             "instructions": spent.instructions,
+            "site_instructions": spent.site_instructions,
             "records_dropped": spent.records_dropped,
             "records_missing": spent.records_missing,
         },

@@ -85,7 +85,7 @@ class FakeSession:
         return ""
 
     def cost(self):
-        return SimpleNamespace(
+        return session.SessionCost(
             twins=0, cached=0, build_ms=0.0, instructions=9, records_dropped=1, records_missing=0
         )
 

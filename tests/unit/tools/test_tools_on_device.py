@@ -1,7 +1,6 @@
 """The tools' programs inside a kernel on the simulated device: exact totals, whole blocks."""
 
 import struct
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,19 +11,17 @@ from egpu.maps import (
     HostArena,
     MapCopy,
     MapView,
-    RingReader,
     Snapshot,
     initial_chunks,
     plan,
-    ring_controls,
 )
 from egpu.maps.layout import LAYOUT_VERSION
 from egpu.sim.machine import Machine
 from egpu.sim.memory import DeviceMemory
 from egpu.splice import splice_ptx
+from egpu.tools.constants import with_constants
 from egpu.tools.kernelcount.tool import read_counts
-from egpu.tools.kernellat.merge import Merger
-from egpu.tools.kernellat.tool import records_of
+from egpu.tools.kernellat.times import MEETING, read_times
 from egpu.tools.registry import find_tool, load_object
 from egpu.verifier import verify
 
@@ -55,8 +52,8 @@ SLOTS = 4
 class Rig:
     """One tool's programs in ``leaves``, with both arenas in simulated memory."""
 
-    def __init__(self, name, launch=Launch.DIRECT):
-        loaded = load_object(find_tool(name))
+    def __init__(self, name, launch=Launch.DIRECT, **constants):
+        loaded = with_constants(load_object(find_tool(name)), constants)
         self.maps = loaded.maps
         self.layout = plan(self.maps, SLOTS)
         codes = [
@@ -97,9 +94,11 @@ class Rig:
         copy = MapCopy(self.layout.places[index], SLOTS, self.snapshot)
         return MapView(self.maps[index], [copy])
 
-    def reader(self, name):
-        index = [spec.name for spec in self.maps].index(name)
-        return RingReader(self.arena, self.layout, self.layout.places[index], self.maps[index])
+    def times(self):
+        return read_times(self.view("times").raw(), self.view("meetings").raw())
+
+    def lost(self):
+        return tuple(self.view("lost")[0])
 
 
 SHAPES = [
@@ -131,39 +130,68 @@ def test_kernelcount_is_exact_for_every_shape():
 
 
 @pytest.mark.parametrize("flags", [0, 1])
-def test_kernellat_merges_every_block_of_every_launch(flags):
+def test_kernellat_measures_every_block_of_every_launch(flags):
+    """Replays of a graph (flag 1) have one launch id and follow each other."""
     rig = Rig("kernellat")
     launches = SHAPES if not flags else [((2, 2, 1), (96, 1, 1))] * 3
     for number, (grid, block) in enumerate(launches, 1):
         rig.launch(7 if flags else number, grid, block, flags=flags)
-    reader = rig.reader("events")
-    batches = list(reader.batches())
-    records = np.concatenate([records_of(batch) for batch in batches])
-    threads = sum(size(grid) * size(block) for grid, block in launches)
-    assert records["lanes"].sum() == threads
-    assert (records["kernel_id"] == KERNEL_ID).all()
-    assert (records["end"] >= records["start"]).all()
-    blocks = sum(size(grid) for grid, _ in launches)
-    if not flags:
-        lanes = Counter()
-        for record in records:
-            lanes[int(record["launch_id"]), int(record["block"])] += int(record["lanes"])
-        assert len(lanes) == blocks
-        for number, (grid, block) in enumerate(launches, 1):
-            for linear in range(size(grid)):
-                assert lanes[number, linear] == size(block)
-    merger = Merger()
-    for batch in batches:
-        merger.add(records_of(batch))
-    latency = merger.finish(lossy=False)[KERNEL_ID]
-    assert len(latency.blocks) == blocks
-    assert len(latency.launches) == len(launches)
-    assert latency.incomplete_blocks == latency.missing_blocks == latency.incomplete_launches == 0
-    place = reader.place
-    reader.drain_final(ring_controls(rig.snapshot(), place, SLOTS))
-    counts = reader.counts
-    assert (counts.received, counts.dropped, counts.holes) == (len(records), 0, 0)
-    assert counts.produced == len(records)
+    times = rig.times()[KERNEL_ID]
+    assert len(times.blocks) == sum(size(grid) for grid, _ in launches)
+    assert len(times.launches) == len(launches)
+    assert times.open_blocks == times.open_launches == 0
+    assert 0 < times.blocks.least <= times.blocks.most <= times.launches.most
+    assert times.launches.total >= times.launches.least * len(launches)
+    assert rig.lost() == (0, 0, 0, 0)
+    meetings = np.frombuffer(rig.view("meetings").raw()[0], MEETING)
+    for name in ("key", "early", "late", "count"):
+        assert not meetings[name].any()  # whoever completes a meeting clears it
+
+
+def test_a_launch_of_many_blocks_meets_in_parts():
+    rig = Rig("kernellat")
+    for number, blocks in enumerate((31, 32, 33, 65), 1):
+        rig.launch(number, (blocks, 1, 1), (33, 1, 1))
+    times = rig.times()[KERNEL_ID]
+    assert (len(times.blocks), len(times.launches)) == (161, 4)
+    assert rig.lost() == (0, 0, 0, 0)
+
+
+def test_a_share_of_the_blocks_is_measured_whole():
+    rig = Rig("kernellat", every=4)
+    for number in range(1, 9):
+        rig.launch(number, (50, 1, 1), (64, 1, 1))
+    times = rig.times()[KERNEL_ID]
+    assert 60 <= len(times.blocks) <= 140  # 400 / 4, by a hash
+    assert len(times.launches) == 0
+    assert times.open_blocks == 0
+    assert rig.lost() == (0, 0, 0, 0)
+
+
+def test_blocks_that_did_not_become_complete_are_found():
+    rig = Rig("kernellat")
+    # A block whose first group of lanes arrived and no other: what a fault in between leaves.
+    rig.launch(1, (1, 1, 1), (64, 1, 1))
+    assert rig.times()[KERNEL_ID].open_blocks == 0
+    index = [spec.name for spec in rig.maps].index("meetings")
+    entry = np.zeros(1, MEETING)
+    entry[0] = (1 << 34 | 1 << 32 | 9, 1, 2, 31, KERNEL_ID, 1)
+    rig.memory.write(rig.device + rig.layout.places[index].offset, entry.tobytes())
+    assert rig.times()[KERNEL_ID].open_blocks == 1
+    assert rig.times()[KERNEL_ID].open_launches == 1
+
+
+def test_a_taken_place_is_avoided():
+    """Both places of a block are taken: its groups are counted as lost, nothing is mixed up."""
+    rig = Rig("kernellat")
+    index = [spec.name for spec in rig.maps].index("meetings")
+    table = np.zeros(1 << 17, MEETING)
+    table["key"] = 3
+    rig.memory.write(rig.device + rig.layout.places[index].offset, table.tobytes())
+    rig.launch(1, (1, 1, 1), (64, 1, 1))
+    rig.launch(2, (1, 1, 1), (1, 1, 1))  # one group: it needs no place
+    assert rig.lost()[0] > 0
+    assert len(rig.times()[KERNEL_ID].blocks) == len(rig.times()[KERNEL_ID].launches) == 1
 
 
 def test_a_disabled_arena_stops_captured_launches_only():

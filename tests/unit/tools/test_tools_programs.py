@@ -4,14 +4,17 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from egpu.bpf.program import AttachKind, Level
 from egpu.codegen import compile_probe
+from egpu.errors import InputError
 from egpu.tools import build
-from egpu.tools.kernellat.merge import RECORD
+from egpu.tools.constants import constant, with_constants
+from egpu.tools.kernellat.times import COPIES, MAX_KERNELS, MEETING, TIMES, Losses
 from egpu.tools.registry import TOOLS, find_tool, load_object, new_tool
 from egpu.verifier import verify
 
@@ -38,18 +41,38 @@ def test_kernelcount_adds_without_fences():
         assert "atom." not in text
 
 
-def test_kernellat_record_is_the_struct_of_its_source():
+@pytest.mark.parametrize(("name", "dtype"), [("times", TIMES), ("meetings", MEETING)])
+def test_kernellats_values_are_the_structs_of_its_source(name, dtype):
     (program,) = load_object(find_tool("kernellat")).programs
     assert program.attach[0].kind is AttachKind.EXIT
-    events = next(spec for spec in program.maps if spec.name == "events")
-    assert events.value_size == RECORD.itemsize == 48
-    row = events.btf.resolve(events.value_type)
-    fields = {
-        member.name: (member.offset // 8, events.btf.size_of(member.type)) for member in row.members
-    }
-    assert fields == {
-        name: (offset, dtype.itemsize) for name, (dtype, offset) in RECORD.fields.items()
-    }
+    spec = next(spec for spec in program.maps if spec.name == name)
+    assert spec.value_size == dtype.itemsize
+    row = spec.btf.resolve(spec.value_type)
+    assert {
+        member.name: (member.offset // 8, spec.btf.size_of(member.type)) for member in row.members
+    } == {field: (offset, each.itemsize) for field, (each, offset) in dtype.fields.items()}
+    if name == "times":
+        assert spec.max_entries == MAX_KERNELS * 2 * COPIES
+
+
+def test_kernellats_losses_are_its_struct():
+    spec = next(spec for spec in load_object(find_tool("kernellat")).maps if spec.name == "lost")
+    row = spec.btf.resolve(spec.value_type)
+    assert [member.name for member in row.members] == [each.name for each in fields(Losses)]
+
+
+def test_constants_are_set_before_the_verifier_sees_them():
+    loaded = load_object(find_tool("kernellat"))
+    changed = with_constants(loaded, {"every": 64})
+    (before,), (after,) = loaded.programs, changed.programs
+    assert after.maps == changed.maps
+    assert [constant(m, "every") for m in (*loaded.maps, *changed.maps) if m.read_only] == [1, 64]
+    # Without launches there is less to do, and the verifier knows.
+    assert verify(after).cost.instructions < verify(before).cost.instructions
+    with pytest.raises(InputError, match="no constant never"):
+        with_constants(loaded, {"never": 1})
+    with pytest.raises(InputError, match="does not fit into 4 bytes"):
+        with_constants(loaded, {"every": 1 << 32})
 
 
 def test_every_tool_has_a_session_side():

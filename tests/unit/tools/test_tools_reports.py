@@ -5,16 +5,16 @@ import tomllib
 from io import StringIO
 from pathlib import Path
 
-import numpy as np
 import pytest
+from test_tools_times import durations
 
 from egpu.export.json import render_json, write_json
 from egpu.export.text import render_text
 from egpu.report import Histogram, Paragraph, Report, Weight, duration
 from egpu.tools.kernelcount.report import KernelCount
 from egpu.tools.kernelcount.report import build_report as count_report
-from egpu.tools.kernellat.merge import KernelLatency
 from egpu.tools.kernellat.report import build_report as latency_report
+from egpu.tools.kernellat.times import KernelTimes, Losses
 from egpu.tools.model import KernelLaunches, Run, RunCost
 from egpu.version import VERSION
 
@@ -34,7 +34,17 @@ RUN = Run(
     "NVIDIA H200",
     False,
     (VADD, LONG),
-    RunCost(twins=2, cached=1, twin_ms=57.6, launch_ns=81.2, instructions=65),
+    RunCost(
+        twins=2,
+        cached=1,
+        twin_ms=57.6,
+        waits=2,
+        wait_ms=31.24,
+        launch_ns=181.2,
+        instructions=65,
+        site_instructions=40,
+        run_ms=1000.0,
+    ),
 )
 COUNTS = [
     KernelCount(1, (1280, 1280, 0), (1280, 1280, 0), (5, 5, 0)),
@@ -42,11 +52,8 @@ COUNTS = [
 ]
 
 
-def latency(*values):
-    made = KernelLatency(records=len(values))
-    made.blocks.add(np.array(values, np.int64))
-    made.launches.add(np.array([sum(values)], np.int64))
-    return made
+def latency(*values, **more):
+    return KernelTimes(durations(values), durations([sum(values)]), **more)
 
 
 def line_with(text, word):
@@ -73,15 +80,37 @@ def test_kernelcount_marks_partial_totals_and_says_why():
 
 
 def test_every_report_ends_with_its_own_cost():
-    for report in (count_report(RUN, COUNTS, 0), latency_report(RUN, {}, 0)):
+    for report in (count_report(RUN, COUNTS, 0), latency_report(RUN, {}, Losses())):
         last = " ".join(render_text(report).split())
         assert last.endswith("Registers per thread, before -> after: vadd 16 -> 20.")
         assert "14 of 17 launches probed, 2 twins built in 58 ms (1 from the cache)" in last
-        assert "81 ns per launch, 0 records dropped, 0 missing" in last
-        assert "at most 65 BPF instructions" in last
+        assert "(1 from the cache), 0 records dropped, 0 missing" in last
+        assert (
+            "Slowdown on the host: 2 launches waited 31.2 ms for twins, then 181 ns per probed "
+            "launch (3.1 % of the run)." in last
+        )
+        assert "at most 65 BPF instructions to a thread, 40 at one site" in last
 
 
-@pytest.mark.parametrize("make", [count_report, lambda run, *_: latency_report(run, {}, 3)])
+@pytest.mark.parametrize(
+    ("cost", "text"),
+    [
+        (RunCost(), "Slowdown on the host: not measured."),
+        (RunCost(launch_ns=200.0, run_ms=1000.0), "host: 200 ns per probed launch (0.001 % of"),
+        (RunCost(waits=1, wait_ms=5, run_ms=10), "host: 1 launches waited 5.00 ms for twins."),
+    ],
+)
+def test_a_slowdown_that_was_not_measured_has_no_share(cost, text):
+    kernel = KernelLaunches(1, "k", 50, 50, (), 32, 1)
+    report = count_report(Run("d", False, (kernel,), cost), [], 0)
+    assert text in " ".join(render_text(report).split())
+    share = as_json(report)["cost"]["host_share"]
+    assert (share is None) == ("of" not in text)
+
+
+@pytest.mark.parametrize(
+    "make", [count_report, lambda run, *_: latency_report(run, {}, Losses(1, 2, 3, 4))]
+)
 def test_no_line_is_wider_than_80_columns(make):
     huge = KernelLaunches(3, "k" * 300, 5_000_000, 1, (("w" * 200, 4_999_999),), 10**12, 10**10)
     run = Run("device " + "x" * 100, True, (huge,), warnings=("a warning " * 20,))
@@ -133,7 +162,7 @@ def test_a_killed_workload_makes_every_number_a_lower_bound():
 
 def test_kernellat_shows_quantiles_and_histogram():
     run = Run("simulated device", True, (KernelLaunches(1, "vadd", 1, 1, (), 96, 3),))
-    text = render_text(latency_report(run, {1: latency(100, 200, 1500)}, 0))
+    text = render_text(latency_report(run, {1: latency(100, 200, 1500)}, Losses()))
     assert "simulated clock" in text
     assert "1.80 us" in line_with(text, "vadd")
     assert "1.50 us" in text
@@ -144,16 +173,37 @@ def test_kernellat_shows_quantiles_and_histogram():
 
 def test_kernellat_marks_what_is_missing():
     run = Run("d", False, (KernelLaunches(1, "vadd", 1, 1, (), 160, 5),))
-    merged = latency(100, 200, 1500)
-    merged.incomplete_blocks = 1
-    report = latency_report(run, {1: merged}, 0)
+    report = latency_report(run, {1: latency(100, 200, 1500, open_blocks=1)}, Losses())
     text = " ".join(render_text(report).split())
     assert "3+" in text
-    assert "left out 1 blocks with some of their records and 1 with none" in text
+    assert "vadd: 2 blocks and 0 launches did not become complete and are left out." in text
     document = as_json(report)
     assert document["partial"] is True
-    assert document["kernels"][0]["blocks_missing"] == 1
+    assert document["kernels"][0]["blocks_incomplete"] == 2
+    assert document["kernels"][0]["launches_incomplete"] == 0
     assert document["kernels"][0]["block"]["log2"][0] == [64, 128, 1]
+
+
+def test_a_share_of_the_blocks_says_so_and_has_no_launches():
+    run = Run("d", False, (KernelLaunches(1, "vadd", 1, 1, (), 160, 5),))
+    report = latency_report(run, {1: KernelTimes(durations([100]))}, Losses(), every=5)
+    text = " ".join(render_text(report).split())
+    assert "1 of 5 blocks" in text
+    assert "Launches: first" not in text
+    document = as_json(report)
+    assert (document["every"], document["kernels"][0]["launch"]) == (5, None)
+    assert document["kernels"][0]["block"]["count"] == 1
+    assert document["partial"] is False
+
+
+def test_what_was_lost_makes_kernellat_partial():
+    report = latency_report(Run("d", False, ()), {}, Losses(crowded=7, overflow=2))
+    text = " ".join(render_text(report).split())
+    assert "7 groups of lanes found no room" in text
+    assert "2 groups of lanes left kernels beyond the first 256" in text
+    document = as_json(report)
+    assert document["partial"] is True
+    assert document["lost"] == {"crowded": 7, "unsettled": 0, "oversized": 0, "overflow": 2}
 
 
 def test_durations():

@@ -1,37 +1,84 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-/* kernellat: one record for each group of lanes that leaves a kernel together.
+/* kernellat: how long blocks and launches take, added up where they end.
  *
- * The host merges them: a block is complete when its records' lanes sum to its threads.
+ * Each group of lanes that leaves together arrives at its block; the group that completes the block
+ * (its lanes sum to the block's threads) knows the block's time, counts it and arrives at the launch.
+ * The block that completes the launch counts the launch's time.  A launch is met in parts of which
+ * each sees 1 of 32 blocks, so that not every block adds to one address.
+ *
+ * Nothing waits: what is given up is counted in `lost` and stays incomplete.
  */
 #include "egpu.bpf.h"
 
-struct event {
-	__u64 launch_id;
-	__u64 start; /* %globaltimer, ns: the group's entry */
-	__u64 end;   /* and now */
-	__u32 kernel_id;
-	__u32 block;  /* linear */
-	__u32 blocks; /* in the grid */
-	__u32 sm;
-	__u16 threads; /* in the block */
-	__u8 lanes;
-	__u8 flags; /* of the launch: bit 0, launched from a graph */
-	__u32 reserved;
+#define MAX_KERNELS 256
+#define COPIES 4 /* of a kernel's times, so that SMs do not queue up */
+#define PARTS 32 /* of a launch */
+#define SLOTS (1 << 17)
+#define TRIES 16
+#define BUCKETS 1152 /* values below 64 exactly, then 32 an octave, up to 2^40 */
+#define LONGEST ((1ull << 40) - 1)
+
+/* Blocks to measure: 1 of this many; 1 is all.  Launches are measured only with all. */
+volatile const __u32 every = 1;
+
+enum { BLOCK = 1, PART, LAUNCH };
+
+/* Where the groups of a block, the blocks of a part or the parts of a launch meet. */
+struct meeting {
+	__u64 key;   /* launch, level and index; 0: free */
+	__u64 early; /* ~ of the first entry, so that 0 is no time yet */
+	__u64 late;  /* last exit */
+	__u64 count; /* of those that arrived */
+	__u32 kernel;
+	__u32 level;
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 64 * 1024 * 1024);
-	__type(value, struct event);
-} events SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SLOTS);
+	__type(key, __u32);
+	__type(value, struct meeting);
+} meetings SEC(".maps");
 
-/* Records that do not exist because the grid has 2^32 blocks or more. */
+struct times {
+	__u64 sum;
+	__u64 least; /* ~ of it */
+	__u64 most;
+	__u64 bucket[BUCKETS];
+};
+
+/* By kernel; blocks, then launches; by copy. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_KERNELS * 2 * COPIES);
+	__type(key, __u32);
+	__type(value, struct times);
+} times SEC(".maps");
+
+struct lost {
+	__u64 crowded;   /* arrivals that found no slot, or lost every try */
+	__u64 unsettled; /* durations that are missing in least or most */
+	__u64 oversized; /* groups in grids of 2^32 blocks or more */
+	__u64 overflow;  /* groups of kernels beyond the last row */
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, __u64);
-} oversized SEC(".maps");
+	__type(value, struct lost);
+} lost SEC(".maps");
+
+/* What arrives, and how much of what. */
+struct arrival {
+	__u64 early;
+	__u64 late;
+	__u64 launch;
+	__u32 index;
+	__u32 kernel;
+	__u32 amount;
+	__u32 expected;
+};
 
 /* Relaxed and without a result: one reduction, no fence. */
 static __always_inline void add(__u64 *sum, __u64 amount)
@@ -40,7 +87,7 @@ static __always_inline void add(__u64 *sum, __u64 amount)
 }
 
 /* How many bits are set. */
-static __always_inline __u64 lanes(__u32 mask)
+static __always_inline __u32 lanes(__u32 mask)
 {
 	mask -= (mask >> 1) & 0x55555555;
 	mask = (mask & 0x33333333) + ((mask >> 2) & 0x33333333);
@@ -48,39 +95,172 @@ static __always_inline __u64 lanes(__u32 mask)
 	return (mask * 0x01010101) >> 24;
 }
 
+static __always_inline struct lost *losses(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&lost, &first);
+}
+
+/* Makes *at at least `value`; false if others were faster every time.  A value read from a cache may
+ * be old, but then it is lower, and the exchange gives the new one. */
+static __always_inline int raise(__u64 *at, __u64 value)
+{
+	__u64 seen = *(volatile __u64 *)at;
+	int i;
+
+#pragma clang loop unroll(disable)
+	for (i = 0; i < TRIES; i++) {
+		__u64 was;
+
+		if (seen >= value)
+			return 1;
+		was = __sync_val_compare_and_swap(at, seen, value);
+		if (was == seen)
+			return 1;
+		seen = was;
+	}
+	return seen >= value;
+}
+
+/* The slot of `key`: it has two, the second is used while something else meets in the first.  Whoever
+ * comes later must find the same one, so it looks at the second before it takes the first. */
+static __always_inline struct meeting *meet(__u64 key, __u32 first)
+{
+	__u32 second = (__u32)((key * 0x9e3779b97f4a7c15ull) >> 47);
+	struct meeting *one, *two;
+	__u64 was;
+
+	first &= SLOTS - 1;
+	second &= SLOTS - 1;
+	one = bpf_map_lookup_elem(&meetings, &first);
+	two = bpf_map_lookup_elem(&meetings, &second);
+	if (!one || !two)
+		return 0;
+	if (*(volatile __u64 *)&one->key == key)
+		return one;
+	if (__sync_val_compare_and_swap(&two->key, key, key) == key)
+		return two;
+	was = __sync_val_compare_and_swap(&one->key, 0, key);
+	if (was == 0 || was == key)
+		return one;
+	was = __sync_val_compare_and_swap(&two->key, 0, key);
+	if (was == 0 || was == key)
+		return two;
+	return 0;
+}
+
+/* True for the arrival that completes `level`; then early and late are those of all.
+ *
+ * Exchanges are ordered (RFC 9669: with a result), so who sees the last count sees every time. */
+static __always_inline int arrive(struct arrival *a, __u32 level)
+{
+	struct meeting *m;
+	__u64 key;
+
+	if (a->amount == a->expected)
+		return 1;
+	key = a->launch << 34 | (__u64)level << 32 | a->index;
+	m = meet(key, a->index + level * 0x5bd1e995 + (__u32)a->launch * 0x9e3779b1);
+	if (m) {
+		m->kernel = a->kernel;
+		m->level = level;
+	}
+	if (!m || !raise(&m->early, a->early) || !raise(&m->late, a->late)) {
+		struct lost *l = losses();
+
+		if (l)
+			add(&l->crowded, 1);
+		return 0;
+	}
+	if (__sync_fetch_and_add(&m->count, a->amount) + a->amount != a->expected)
+		return 0;
+	a->early = __sync_lock_test_and_set(&m->early, 0);
+	a->late = __sync_lock_test_and_set(&m->late, 0);
+	m->count = 0;
+	__sync_lock_test_and_set(&m->key, 0);
+	return 1;
+}
+
+/* Below 64 the value itself, then 32 buckets an octave. */
+static __always_inline __u32 bucket_of(__u64 value)
+{
+	__u32 shift = 0, step, index;
+
+#pragma unroll
+	for (step = 32; step; step /= 2)
+		if (value >> step >= 32) {
+			value >>= step;
+			shift += step;
+		}
+	index = shift * 32 + (__u32)value;
+	return index < BUCKETS ? index : BUCKETS - 1;
+}
+
+static __always_inline void count(const struct arrival *a, __u32 what, __u32 sm)
+{
+	__u32 key = (a->kernel * 2 + what) * COPIES + sm % COPIES;
+	struct times *row = bpf_map_lookup_elem(&times, &key);
+	__u64 duration = a->late - ~a->early;
+
+	if (!row)
+		return;
+	if (duration > LONGEST)
+		duration = LONGEST;
+	add(&row->sum, duration);
+	if (!raise(&row->least, ~duration) || !raise(&row->most, duration)) {
+		struct lost *l = losses();
+
+		if (l)
+			add(&l->unsettled, 1);
+	}
+	add(&row->bucket[bucket_of(duration)], 1);
+}
+
 SEC("kretprobe.warp/*")
 int leave(void *ctx)
 {
-	__u64 plane = (__u64)egpu_grid_x(ctx) * egpu_grid_y(ctx); /* below 2^47 */
 	__u64 now = egpu_globaltimer(ctx);
-	__u32 first = 0;
-	struct event *event;
+	__u64 plane = (__u64)egpu_grid_x(ctx) * egpu_grid_y(ctx); /* below 2^47 */
+	__u64 blocks = plane * egpu_grid_z(ctx);                  /* below 2^63 */
+	__u32 sm = egpu_sm(ctx), block, sample;
+	struct arrival a;
 
-	/* plane * grid_z stays below 2^63. */
-	if (plane * egpu_grid_z(ctx) >> 32) {
-		__u64 *lost = bpf_map_lookup_elem(&oversized, &first);
+	a.kernel = egpu_kernel_id(ctx);
+	if (blocks >> 32 || a.kernel >= MAX_KERNELS) {
+		struct lost *l = losses();
 
-		if (lost)
-			add(lost, 1);
+		if (l)
+			add(blocks >> 32 ? &l->oversized : &l->overflow, 1);
 		return 0;
 	}
-	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
-	if (!event)
-		return 0; /* the ring counts it */
-	event->launch_id = egpu_launch_id(ctx);
-	event->start = egpu_start_time(ctx);
-	event->end = now;
-	event->kernel_id = egpu_kernel_id(ctx);
-	event->block = (__u32)(egpu_block_z(ctx) * plane +
-			       (__u64)egpu_block_y(ctx) * egpu_grid_x(ctx) + egpu_block_x(ctx));
-	event->blocks = (__u32)(plane * egpu_grid_z(ctx));
-	event->sm = egpu_sm(ctx);
-	event->threads = (__u16)(egpu_block_dim_x(ctx) * egpu_block_dim_y(ctx) *
-				 egpu_block_dim_z(ctx));
-	event->lanes = (__u8)lanes(egpu_active_mask(ctx));
-	event->flags = (__u8)egpu_flags(ctx);
-	event->reserved = 0;
-	bpf_ringbuf_submit(event, 0);
+	block = (__u32)(egpu_block_z(ctx) * plane + (__u64)egpu_block_y(ctx) * egpu_grid_x(ctx) +
+			egpu_block_x(ctx));
+	a.launch = egpu_launch_id(ctx);
+	sample = (block + (__u32)a.launch * 0x9e3779b1) * 0x85ebca6b;
+	sample ^= sample >> 15;
+	sample *= 0xc2b2ae35;
+	if ((__u64)sample * every >> 32)
+		return 0;
+	a.early = ~egpu_start_time(ctx);
+	a.late = now;
+	a.index = block;
+	a.amount = lanes(egpu_active_mask(ctx));
+	a.expected = egpu_block_dim_x(ctx) * egpu_block_dim_y(ctx) * egpu_block_dim_z(ctx);
+	if (!arrive(&a, BLOCK))
+		return 0;
+	count(&a, 0, sm);
+	if (every != 1)
+		return 0;
+	a.index = block % PARTS;
+	a.amount = 1;
+	a.expected = ((__u32)blocks - 1 - a.index) / PARTS + 1;
+	if (!arrive(&a, PART))
+		return 0;
+	a.index = 0;
+	a.expected = (__u32)blocks < PARTS ? (__u32)blocks : PARTS;
+	if (arrive(&a, LAUNCH))
+		count(&a, 1, sm);
 	return 0;
 }
 

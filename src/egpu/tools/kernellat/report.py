@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 from egpu.report import Align, Column, Histogram, Paragraph, Part, Report, Table, Weight, duration
-from egpu.tools.kernellat.latencies import Latencies, Summary
-from egpu.tools.kernellat.merge import KernelLatency
+from egpu.tools.kernellat.times import MAX_KERNELS, Durations, KernelTimes, Losses
 from egpu.tools.model import KernelLaunches, Run
 from egpu.tools.sections import common_data, cost, count, coverage, launch_data, short
 
@@ -14,53 +14,76 @@ SCHEMA = "kernellat/1"
 HISTOGRAMS = 4  # kernels that get a histogram in the text; JSON has all
 
 
-def build_report(run: Run, merged: Mapping[int, KernelLatency], oversized: int) -> Report:
-    """The report; ``oversized``: warps in grids of 2**32 blocks or more: they have no records."""
-    known = {kernel.kernel_id for kernel in run.kernels}
-    kernels = [
-        *run.kernels,
-        *(KernelLaunches(key, run.name(key), 0, 0) for key in sorted(merged) if key not in known),
-    ]
-    rows = [(kernel, merged.get(kernel.kernel_id, KernelLatency())) for kernel in kernels]
-    rows.sort(key=lambda row: (-_total(row[1]), row[0].name))
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One kernel: what the host saw, what was measured, and what is missing of it."""
+
+    kernel: KernelLaunches
+    times: KernelTimes
+    blocks_incomplete: int
+    launches_incomplete: int
+
+    @property
+    def incomplete(self) -> bool:
+        return bool(self.blocks_incomplete or self.launches_incomplete)
+
+
+def build_report(
+    run: Run, times: Mapping[int, KernelTimes], losses: Losses, *, every: int = 1
+) -> Report:
+    """The report; ``every``: 1 of so many blocks was measured, launches only if it is 1."""
+    rows = [_row(kernel, times, every) for kernel in [*run.kernels, *_unnamed(run, times)]]
+    rows.sort(key=lambda row: (-row.times.blocks.total, row.kernel.name))
     clock = " (simulated clock)" if run.simulated else ""
-    parts: list[Part] = [
-        _table(f"Launches: first block's entry to last block's exit{clock}", run, rows, "launches"),
-        _table(f"Blocks: first warp's entry to last warp's exit{clock}", run, rows, "blocks"),
+    share = "" if every == 1 else f", 1 of {every:,} blocks"
+    parts: list[Part] = []
+    if every == 1:
+        title = f"Launches: first block's entry to last block's exit{clock}"
+        parts.append(_table(title, run, rows, launches=True))
+    title = f"Blocks: first warp's entry to last warp's exit{share}{clock}"
+    parts.append(_table(title, run, rows, launches=False))
+    parts += [
+        Histogram(f"{short(row.kernel.name)}: blocks{clock}", "ns", row.times.blocks.octaves())
+        for row in rows[:HISTOGRAMS]
+        if len(row.times.blocks)
     ]
     parts += [
-        Histogram(f"{short(kernel.name)}: blocks{clock}", "ns", latency.blocks.octaves())
-        for kernel, latency in rows[:HISTOGRAMS]
-        if len(latency.blocks)
+        Paragraph(text, Weight.WARNING) for text in [*_doubts(rows), *_lost(losses), *_share(every)]
     ]
-    parts += [
-        Paragraph(text, Weight.WARNING)
-        for kernel, latency in rows
-        for text in _doubts(kernel, latency)
-    ]
-    if oversized:
-        parts.append(
-            Paragraph(
-                f"{oversized:,} warps left kernels with 2^32 blocks or more and have no record.",
-                Weight.WARNING,
-            )
-        )
     parts += coverage(run)
     parts += cost(run)
     data = common_data(run) | {
         "clock": "simulated" if run.simulated else "globaltimer",
         "unit": "ns",
-        "oversized_warps": oversized,
-        "kernels": [_data(kernel, latency) for kernel, latency in rows],
+        "every": every,
+        "lost": asdict(losses),
+        "kernels": [_data(row, every) for row in rows],
     }
-    incomplete = any(_incomplete(kernel, latency) for kernel, latency in rows)
-    data["partial"] = bool(data["partial"]) or incomplete or oversized > 0
+    missing = any(row.incomplete for row in rows) or any(asdict(losses).values())
+    data["partial"] = bool(data["partial"]) or missing
     return Report(SCHEMA, tuple(parts), data)
 
 
-def _table(
-    title: str, run: Run, rows: list[tuple[KernelLaunches, KernelLatency]], what: str
-) -> Table:
+def _row(kernel: KernelLaunches, times: Mapping[int, KernelTimes], every: int) -> _Row:
+    """How many blocks and launches there must be is known, unless graphs or samples are in it."""
+    measured = times.get(kernel.kernel_id, KernelTimes())
+    if kernel.captured or every != 1:
+        return _Row(kernel, measured, measured.open_blocks, measured.open_launches)
+    return _Row(
+        kernel,
+        measured,
+        max(kernel.blocks_probed - len(measured.blocks), measured.open_blocks),
+        max(kernel.probed - len(measured.launches), measured.open_launches),
+    )
+
+
+def _unnamed(run: Run, times: Mapping[int, KernelTimes]) -> list[KernelLaunches]:
+    """Kernels that were measured and that the host did not report: shown, never dropped."""
+    known = {kernel.kernel_id for kernel in run.kernels}
+    return [KernelLaunches(key, run.name(key), 0, 0) for key in sorted(times) if key not in known]
+
+
+def _table(title: str, run: Run, rows: list[_Row], *, launches: bool) -> Table:
     columns = (
         Column("KERNEL", Align.LEFT, may_shorten=True),
         Column("COUNT"),
@@ -70,14 +93,15 @@ def _table(
         Column("MAX"),
     )
     cells = []
-    for kernel, latency in rows:
-        values = latency.launches if what == "launches" else latency.blocks
-        lower = kernel.partial or bool(run.snapshot) or _incomplete(kernel, latency)
-        cells.append((kernel.name, count(len(values), lower_bound=lower), *_figures(values)))
+    for row in rows:
+        values = row.times.launches if launches else row.times.blocks
+        missing = row.launches_incomplete if launches else row.blocks_incomplete
+        lower = row.kernel.partial or bool(run.snapshot) or bool(missing)
+        cells.append((row.kernel.name, count(len(values), lower_bound=lower), *_figures(values)))
     return Table(title, columns, tuple(cells))
 
 
-def _figures(values: Latencies) -> tuple[str, str, str, str]:
+def _figures(values: Durations) -> tuple[str, str, str, str]:
     if not len(values):
         return ("-", "-", "-", "-")
     figures = values.summary()
@@ -89,61 +113,43 @@ def _figures(values: Latencies) -> tuple[str, str, str, str]:
     )
 
 
-def _total(latency: KernelLatency) -> float:
-    figures = latency.blocks.summary()
-    return figures.mean * figures.count
+def _doubts(rows: list[_Row]) -> list[str]:
+    return [
+        f"{short(row.kernel.name)}: {row.blocks_incomplete:,} blocks and "
+        f"{row.launches_incomplete:,} launches did not become complete and are left out."
+        for row in rows
+        if row.incomplete
+    ]
 
 
-def _unrecorded(kernel: KernelLaunches, latency: KernelLatency) -> int:
-    """Blocks of probed launches of which no record came at all (graphs have no expected number)."""
-    if kernel.captured:
-        return 0
-    found = len(latency.blocks) + latency.incomplete_blocks + latency.missing_blocks
-    return max(0, kernel.blocks_probed - found)
-
-
-def _incomplete(kernel: KernelLaunches, latency: KernelLatency) -> bool:
-    return bool(
-        latency.incomplete_blocks
-        or latency.missing_blocks
-        or latency.incomplete_launches
-        or latency.unmerged_records
-        or _unrecorded(kernel, latency)
+def _lost(losses: Losses) -> list[str]:
+    sentences = (
+        (losses.crowded, "groups of lanes found no room to meet their block, which is left out"),
+        (losses.unsettled, "durations are counted, but may be missing in MAX and the minimum"),
+        (losses.oversized, "groups of lanes left grids of 2^32 blocks or more: not measured"),
+        (losses.overflow, f"groups of lanes left kernels beyond the first {MAX_KERNELS}"),
     )
+    return [f"{number:,} {text}." for number, text in sentences if number]
 
 
-def _doubts(kernel: KernelLaunches, latency: KernelLatency) -> list[str]:
-    name, doubts = short(kernel.name), []
-    missing = latency.missing_blocks + _unrecorded(kernel, latency)
-    if latency.incomplete_blocks or missing or latency.incomplete_launches:
-        doubts.append(
-            f"{name}: left out {latency.incomplete_blocks:,} blocks with some of their "
-            f"records and {missing:,} with none; {latency.incomplete_launches:,} launches are "
-            "incomplete."
-        )
-    if latency.unmerged_records:
-        doubts.append(
-            f"{name}: {latency.unmerged_records:,} records were left out because too many "
-            "launches were incomplete at once."
-        )
-    return doubts
+def _share(every: int) -> list[str]:
+    if every == 1:
+        return []
+    return [f"1 of {every:,} blocks was measured: launches are not, they need all of theirs."]
 
 
-def _data(kernel: KernelLaunches, latency: KernelLatency) -> dict[str, object]:
-    return launch_data(kernel) | {
-        "partial": kernel.partial or _incomplete(kernel, latency),
-        "records": latency.records,
-        "blocks_incomplete": latency.incomplete_blocks,
-        "blocks_missing": latency.missing_blocks + _unrecorded(kernel, latency),
-        "launches_incomplete": latency.incomplete_launches,
-        "records_unmerged": latency.unmerged_records,
-        "launch": _values(latency.launches),
-        "block": _values(latency.blocks),
+def _data(row: _Row, every: int) -> dict[str, object]:
+    return launch_data(row.kernel) | {
+        "partial": row.kernel.partial or row.incomplete,
+        "blocks_incomplete": row.blocks_incomplete,
+        "launches_incomplete": row.launches_incomplete,
+        "launch": _values(row.times.launches) if every == 1 else None,
+        "block": _values(row.times.blocks),
     }
 
 
-def _values(values: Latencies) -> dict[str, object]:
-    figures: Summary = values.summary()
+def _values(values: Durations) -> dict[str, object]:
+    figures = values.summary()
     return {
         "count": figures.count,
         "min": figures.minimum,
