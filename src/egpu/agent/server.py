@@ -28,13 +28,18 @@ from egpu.agent.twin import (
     TwinState,
     Unmatched,
 )
-from egpu.errors import AgentError, EgpuError
+from egpu.errors import AgentError, EgpuError, InternalError
 from egpu.maps.layout import LAYOUT_VERSION
 
 SOCKET_NAME = "agent.sock"
 _WORKERS = 4
 _SEND_SECONDS = 5.0
 _REASON_LIMIT = 1024  # bytes of a reason on the wire
+
+
+def _milliseconds(seconds: float) -> int:
+    """As the wire has them: in 32 bits, which is as good as for ever."""
+    return round(min(seconds * 1000, 0xFFFFFFFF))
 
 
 def _short(text: str) -> bytes:
@@ -65,9 +70,9 @@ class Server:
         self.socket_path = directory / SOCKET_NAME
         self.problems: list[str] = []
         self._broker = broker
-        self._twin_wait_ms = round(twin_wait_s * 1000)
-        self._snapshot_ms = round(snapshot_period_s * 1000)
-        self._exit_wait_ms = round(exit_wait_s * 1000)
+        self._twin_wait_ms = _milliseconds(twin_wait_s)
+        self._snapshot_ms = _milliseconds(snapshot_period_s)
+        self._exit_wait_ms = _milliseconds(exit_wait_s)
         self._on_twin = on_twin
         self._epoch = 1
         self._peers: list[Peer] = []
@@ -126,7 +131,7 @@ class Server:
             epoch = self._epoch
         self._detached = False
         for peer in self._live():
-            peer.send(encode(Kind.EPOCH, epoch=epoch, twin_wait_ms=round(twin_wait_s * 1000)))
+            peer.send(encode(Kind.EPOCH, epoch=epoch, twin_wait_ms=_milliseconds(twin_wait_s)))
         return epoch
 
     def live(self) -> tuple[int, ...]:
@@ -224,6 +229,8 @@ class Server:
             self._dispatch(peer, wire.decode(data), files)
         except (AgentError, OSError) as error:
             self._refuse(peer, error)
+        except Exception as error:  # of ours: the other processes must be served on
+            self._refuse(peer, InternalError(repr(error)))
         finally:
             channel.close_all(files)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
 import click
 
-from egpu.errors import EgpuError, InputError
+from egpu.cli import failure
+from egpu.errors import InputError
 from egpu.version import VERSION
 
 # fmt: off
@@ -77,24 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("egpu: interrupted", err=True)
         return EXIT_INTERRUPTED
-    except EgpuError as error:
-        _say(error, str(error))
-        return EXIT_USAGE if isinstance(error, InputError) and error.usage else EXIT_FAILURE
     except BrokenPipeError:
         # The reader of our output went away; let the interpreter's own flush find nothing to do.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        failure.discard(sys.stdout)
         return EXIT_FAILURE
-    except OSError as error:
-        _say(error, f"{error.filename}: {error.strerror}" if error.filename else str(error))
-        return EXIT_FAILURE
-    except Exception as error:  # a bug of ours: say so in a line, keep the traceback for EGPU_DEBUG
-        _say(error, f"internal error: {type(error).__name__}: {error}; EGPU_DEBUG=1 shows where")
-        return EXIT_FAILURE
-
-
-def _say(error: BaseException, message: str) -> None:
-    if os.environ.get("EGPU_DEBUG") == "1":
-        import traceback  # noqa: PLC0415
-
-        traceback.print_exception(error, file=sys.stderr)
-    click.echo(f"egpu: {message}", err=True)
+    except Exception as error:
+        failure.say(error)
+        return EXIT_USAGE if isinstance(error, InputError) and error.usage else EXIT_FAILURE

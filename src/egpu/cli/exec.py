@@ -85,7 +85,7 @@ def _raw_bytes(text: str) -> bytes:
     compact = "".join(text.split())
     if compact and all(letter in "0123456789abcdefABCDEF" for letter in compact):
         return hex_bytes(text, "--raw")
-    if not Path(text).exists():
+    if not compact or not Path(text).exists():
         raise InputError(f"--raw is neither hexadecimal nor a file: {text[:40]!r}", usage=True)
     data = read_file(Path(text))
     letters = b"".join(data.split())
@@ -111,6 +111,9 @@ def _of_object(path: Path, name: str | None) -> Program:
         return next(iter(programs.values()))
     if name not in programs:
         raise InputError(
-            f"no program {name} in it", where=str(path), hint=f"it has {', '.join(programs)}"
+            f"no program {name} in it",
+            where=str(path),
+            hint=f"it has {', '.join(programs)}",
+            usage=True,
         )
     return programs[name]

@@ -54,7 +54,7 @@ def inspect_file(path: Path) -> Report:
 
     data = read_file(path)
     try:
-        image = open_image(_fatbins(data, path) or data)
+        image = open_image(_fatbins(data) or data)
     except InputError as error:
         raise InputError(error.message, where=str(path), hint=error.hint) from error
     parts: list[Part] = [
@@ -65,7 +65,7 @@ def inspect_file(path: Path) -> Report:
     return Report("inspect/1", tuple(parts), data_out | {"members": members})
 
 
-def _fatbins(data: bytes, path: Path) -> bytes:
+def _fatbins(data: bytes) -> bytes:
     """The fatbins of a host program, b"" for anything that is not an ELF file for a CPU."""
     if not data.startswith(_ELF):
         return b""
@@ -82,11 +82,10 @@ def _fatbins(data: bytes, path: Path) -> bytes:
             if section.name in _FATBIN_SECTIONS and section["sh_type"] != "SHT_NOBITS"
         ]
     except (ELFError, ValueError, KeyError, OSError, AssertionError) as error:
-        raise InputError(f"malformed ELF file ({error})", where=str(path)) from error
+        raise InputError(f"malformed ELF file ({error})") from error
     if not any(found):
         raise InputError(
             "a program without GPU code in it",
-            where=str(path),
             hint="GPU code may be in a library that it loads, or compiled at run time",
         )
     return b"".join(found)

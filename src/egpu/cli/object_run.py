@@ -78,7 +78,9 @@ class ObjectOutput:
         if self._as_json:
             self._stream.write(render_line("record/1", {"map": name, "value": plain(record)}))
         else:
-            self._stream.write(f"{name}: {shown(record)}\n")
+            # Bytes of a ring without a type are no text, even if they look like it.
+            text = record.hex() if isinstance(record, bytes) else shown(record)
+            self._stream.write(f"{name}: {text}\n")
         self._stream.flush()
 
 

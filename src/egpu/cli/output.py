@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,10 @@ def read_file(path: Path) -> bytes:
 @contextmanager
 def destination(path: Path | None) -> Iterator[TextIO]:
     """The stream for an answer: ``path`` if given, else standard output."""
+    if path is None and sys.stdout is None:  # closed by whoever started us
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            yield nowhere
+        return
     if path is None:
         yield sys.stdout
         sys.stdout.flush()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from egpu.cli.output import destination, json_option, output_option, read_file, write_report
+from egpu.cli.seconds import Seconds
 from egpu.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 @click.option(
     "--twin-wait",
     metavar="S",
-    type=click.FloatRange(0),
+    type=Seconds(0),
     default=10.0,
     show_default=True,
     help="How long the first launch of a kernel waits for its instrumented twin.",
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 @click.option(
     "--interval",
     metavar="S",
-    type=click.FloatRange(0.001),
+    type=Seconds(0.001),
     default=0.02,
     show_default=True,
     help="How often records are collected.",
@@ -140,13 +141,13 @@ def run_tool(
 ) -> int:
     """Run under one tool and write its report; the workload's exit code."""
     from egpu import session  # noqa: PLC0415
-    from egpu.cli.live import follow  # noqa: PLC0415
+    from egpu.cli.live import finish, follow  # noqa: PLC0415
 
     with session.run(workload, programs=loaded, options=options) as running:
         status = follow(running, lambda: tool.collect(running), interval_s=interval)
-        report = tool.report(running)
-    write_report(report, stream, as_json=as_json)
-    return status
+        return finish(
+            status, lambda: write_report(tool.report(running), stream, as_json=as_json), stream
+        )
 
 
 def run_object(
@@ -160,12 +161,12 @@ def run_object(
 ) -> int:
     """Run under an object, write records and maps; the workload's exit code."""
     from egpu import session  # noqa: PLC0415
-    from egpu.cli.live import follow  # noqa: PLC0415
+    from egpu.cli.live import finish, follow  # noqa: PLC0415
     from egpu.cli.object_run import ObjectOutput  # noqa: PLC0415
 
     with session.run(workload, programs=loaded, options=options) as running:
         output = ObjectOutput(running, stream, as_json=as_json)
         status = follow(running, output.collect, interval_s=interval)
-        report = output.report()
-    write_report(report, stream, as_json=as_json)
-    return status
+        return finish(
+            status, lambda: write_report(output.report(), stream, as_json=as_json), stream
+        )

@@ -52,9 +52,11 @@ def find_ptxas() -> Ptxas | None:
             answer = subprocess.run(
                 [candidate, "--version"], capture_output=True, text=True, timeout=30, check=True
             )
-        except (OSError, subprocess.SubprocessError):
+        except (OSError, ValueError, subprocess.SubprocessError):  # ValueError: no text
             continue
-        return Ptxas(candidate, answer.stdout.strip().splitlines()[-1])
+        lines = answer.stdout.strip().splitlines()
+        if lines:
+            return Ptxas(candidate, lines[-1])
     return None
 
 

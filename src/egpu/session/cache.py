@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from egpu.version import VERSION
 CACHE_FORMAT = b"egpu twin 2\n"
 _BUILDERS = ("bpf", "verifier", "codegen", "image", "splice", "maps")  # packages that decide
 DEFAULT_LIMIT = 256 << 20  # bytes
+_UNFINISHED = ".new-"
+_UNFINISHED_S = 3600.0  # after which the session that was writing such a file must have been killed
 
 
 def default_directory() -> Path:
@@ -54,12 +57,17 @@ class BuiltTwin:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BuiltTwin:
-        """The inverse of :meth:`to_bytes`, whose result a checksum has kept whole."""
+        """The inverse of :meth:`to_bytes`, whose result a checksum has kept whole; ValueError if
+        something else was written.
+        """
         end = 4 + int.from_bytes(data[:4], "little")
-        head = json.loads(data[4:end])
-        for name in ("globals", "uncovered"):
-            head[name] = tuple(head[name])
-        return cls(image=data[end:], **head)
+        try:
+            head = json.loads(data[4:end])
+            for name in ("globals", "uncovered"):
+                head[name] = tuple(head[name])
+            return cls(image=data[end:], **head)
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"not a twin: {error}") from error
 
 
 @functools.cache
@@ -105,14 +113,17 @@ class TwinCache:
         body = data[head + 32 :]
         if data[:head] != CACHE_FORMAT or hashlib.sha256(body).digest() != data[head : head + 32]:
             return None
-        return BuiltTwin.from_bytes(body)
+        try:
+            return BuiltTwin.from_bytes(body)
+        except ValueError:
+            return None
 
     def store(self, key: str, twin: BuiltTwin) -> None:
         """Keep ``twin``. A full or read-only disk is remembered in ``failure`` and is no error."""
         code = twin.to_bytes()
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, name = tempfile.mkstemp(dir=self._directory, prefix=".new-")
+            handle, name = tempfile.mkstemp(dir=self._directory, prefix=_UNFINISHED)
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(CACHE_FORMAT + hashlib.sha256(code).digest() + code)
@@ -130,10 +141,13 @@ class TwinCache:
 
     def _evict(self) -> None:
         files = []
-        for path in self._directory.glob("*.twin"):
+        for path in (*self._directory.glob("*.twin"), *self._directory.glob(f"{_UNFINISHED}*")):
             with contextlib.suppress(OSError):  # another session may have removed it
                 status = path.stat()
-                files.append((status.st_mtime, status.st_size, path))
+                if path.suffix == ".twin":
+                    files.append((status.st_mtime, status.st_size, path))
+                elif status.st_mtime < time.time() - _UNFINISHED_S:
+                    path.unlink()
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if total <= self._limit:

@@ -165,8 +165,9 @@ def test_exec_mistakes_are_named(run, tmp_path):
     assert code == 1
     assert "Traceback" not in err
     assert run("exec", "--raw", RETURN_42, "--program", "x")[0] == 2
+    assert run("exec", "--raw", "")[0] == 2
     code, _, err = run("exec", COUNT, "--program", "none")
-    assert code == 1
+    assert code == 2
     assert "it has count_entry, count_exit" in err
     code, _, err = run("exec", COUNT)
     assert code == 2

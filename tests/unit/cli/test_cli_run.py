@@ -1,8 +1,13 @@
 """egpu run with a session in place of the real one: exit codes, records, reports, interruption."""
 
+import errno
 import io
 import itertools
 import json
+import os
+import signal
+import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -221,3 +226,85 @@ def test_control_c_waits_for_the_workload_and_twice_gives_up(capsys):
     presses = itertools.count()
     with pytest.raises(KeyboardInterrupt):
         live.follow(FakeSession(looks=5), press(2), interval_s=0)
+
+
+def test_a_collector_that_fails_takes_the_probes_out_and_the_workload_runs_on(capsys):
+    fake = FakeSession(status=3, looks=4)
+    detached = []
+    fake.detach = lambda: detached.append(fake.looks)
+    calls = []
+
+    def collect():
+        calls.append(fake.looks)
+        raise ValueError("torn record")
+
+    assert live.follow(fake, collect, interval_s=0) == 3
+    assert detached == calls == [3]
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "torn record" in error
+    assert "runs on, unprobed" in error
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), ""),
+        (ValueError("odd"), "internal error: ValueError: odd"),
+    ],
+)
+def test_a_report_that_cannot_be_written_leaves_the_exit_code(failure, said, capsys, tmp_path):
+    def write():
+        raise failure
+
+    with (tmp_path / "report").open("w") as stream:
+        assert live.finish(5, write, stream) == 5
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == bool(said)
+
+
+def test_the_end_is_noticed_however_rarely_records_are_collected():
+    started = time.monotonic()
+    assert live.follow(FakeSession(looks=2), lambda: None, interval_s=1000) == 0
+    assert time.monotonic() - started < 100
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_asks_egpu_to_end_asks_the_workload(number):
+    with subprocess.Popen(["sleep", "60"]) as process:
+
+        class Workload(FakeSession):
+            pid = process.pid
+
+            def running(self):
+                return process.poll() is None
+
+            def wait(self):
+                return process.wait()
+
+        sent = []
+
+        def collect():
+            if not sent:
+                sent.append(os.kill(os.getpid(), number))
+
+        assert live.follow(Workload(), collect, interval_s=0.01) == 128 + number
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e300", "x"])
+@pytest.mark.parametrize("option", ["--twin-wait", "--interval"])
+def test_seconds_that_are_none(option, seconds, capsys):
+    assert main(["run", option, seconds, "kernelcount", "--", "app"]) == 2
+    assert option in capsys.readouterr().err
+
+
+def test_bytes_of_a_ring_are_no_text():
+    stream = io.StringIO()
+    with FakeSession() as fake:
+        output = ObjectOutput(fake, stream, as_json=False)
+        output._write("events", b"A\0\0\0")
+        output._write("events", bytes(4))
+    assert stream.getvalue() == "events: 41000000\nevents: 00000000\n"
