@@ -87,7 +87,8 @@ def test_the_cost_is_measured():
     cost = report["cost"]
     assert cost["waits"] == cost["twins"] == 5
     assert 0 < cost["wait_ms"] < cost["run_ms"]
-    assert cost["launch_ns"] > 0  # of 150 launches, 2 are timed
+    assert cost["launch_ns"] > 0
+    assert cost["launches_timed"] == 3  # of 150: the 8th, the 72nd and the 136th
     waited, launched = cost["wait_ms"], cost["launch_ns"] * report["launches"]["probed"] / 1e6
     assert cost["host_share"] == pytest.approx((waited + launched) / cost["run_ms"], rel=0.01)
     assert 0 < cost["site_instructions"] < cost["instructions"]

@@ -13,6 +13,7 @@ from egpu.errors import InputError
 
 if TYPE_CHECKING:
     from egpu.bpf.program import Object
+    from egpu.report import Report
     from egpu.session import Options
     from egpu.tools.registry import Tool, ToolEntry
 
@@ -73,8 +74,8 @@ def command(
     COMMAND keeps its input, output and exit code.  The report follows on standard output; a
     command with options of its own stands behind "--".
 
-    The ring records of an OBJECT are printed as they come: with --json one document a line, before
-    the closing one.
+    The ring records of an OBJECT are printed as they come, before its report.  With --json all
+    of it is JSON Lines: one document a line, the report last.  A TOOL's --json is one document.
     """
     if not workload:
         raise click.UsageError("no command to run: put it behind --")
@@ -167,6 +168,13 @@ def run_object(
     with session.run(workload, programs=loaded, options=options) as running:
         output = ObjectOutput(running, stream, as_json=as_json)
         status = follow(running, output.collect, interval_s=interval)
-        return finish(
-            status, lambda: write_report(output.report(), stream, as_json=as_json), stream
-        )
+        return finish(status, lambda: _write(output.report(), stream, as_json=as_json), stream)
+
+
+def _write(report: Report, stream: TextIO, *, as_json: bool) -> None:
+    from egpu.export.json import write_line  # noqa: PLC0415
+
+    if as_json:
+        write_line(report, stream)
+    else:
+        write_report(report, stream, as_json=False)

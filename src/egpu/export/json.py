@@ -26,7 +26,7 @@ def render_json(schema: str, data: Mapping[str, object]) -> str:
 
 
 def render_line(schema: str, data: Mapping[str, object]) -> str:
-    """The same on one line, for streams of documents."""
+    """A document on one line, for streams of many; only the last one needs to name the version."""
     document = {"schema": f"egpu.{schema}", **data}
     return json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n"
 
@@ -34,3 +34,8 @@ def render_line(schema: str, data: Mapping[str, object]) -> str:
 def write_json(report: Report, stream: TextIO) -> None:
     """Write ``report``'s data to ``stream``."""
     stream.write(render_json(report.schema, report.data))
+
+
+def write_line(report: Report, stream: TextIO) -> None:
+    """Write ``report``'s data on one line: the last of a stream of documents."""
+    stream.write(render_line(report.schema, {"egpu": VERSION, **report.data}))

@@ -43,7 +43,7 @@ class RunCost:
     ``twin_ms``: building twins, in milliseconds, over ``twins``; ``cached`` of them came from the
     cache.  ``waits`` launches waited ``wait_ms`` in all for a twin or for the answer that there is
     none.  ``launch_ns``: the agent's own time per probed launch in nanoseconds, the mean of one
-    launch in 64, None if none was timed.  ``instructions``: most BPF instructions that all probes
+    launch in 64 (``timed`` in all), None if none was timed.  ``instructions``: most BPF instructions that all probes
     together add to one thread, ``site_instructions``: at one site.  ``run_ms``: how long the
     workload ran.
     """
@@ -54,6 +54,7 @@ class RunCost:
     waits: int = 0
     wait_ms: float = 0.0
     launch_ns: float | None = None
+    timed: int = 0
     instructions: int = 0
     site_instructions: int = 0
     run_ms: float = 0.0

@@ -35,6 +35,7 @@ def run_of(session: Session) -> Run:
             waits=launches.waits,
             wait_ms=launches.wait_ns / 1e6,
             launch_ns=launches.timed_ns / launches.timed if launches.timed else None,
+            timed=launches.timed,
             instructions=cost.instructions,
             site_instructions=cost.site_instructions,
             run_ms=cost.run_ms,

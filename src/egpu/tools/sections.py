@@ -107,6 +107,7 @@ def common_data(run: Run) -> dict[str, object]:
             "waits": spent.waits,
             "wait_ms": round(spent.wait_ms, 3),
             "launch_ns": None if spent.launch_ns is None else round(spent.launch_ns, 1),
+            "launches_timed": spent.timed,
             "run_ms": round(spent.run_ms, 3),
             "host_share": None if share is None else round(share, 6),
             "instructions": spent.instructions,

@@ -16,13 +16,14 @@ from egpu import session
 from egpu.bpf.btf import Btf, BtfKind, BtfMember, BtfType
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import MapSpec
-from egpu.cli import live, main, object_run
+from egpu.cli import live, main, object_run, run
 from egpu.cli.object_run import ObjectOutput
-from egpu.export.json import write_json
 from egpu.export.text import render_text
 from egpu.maps import HostArena, MapCopy, MapView, RingReader, plan
 from egpu.report import Report
 from egpu.tools import registry
+from egpu.tools.constants import constant
+from egpu.version import VERSION
 
 BTF = Btf(
     (
@@ -158,9 +159,9 @@ def test_the_report_goes_to_a_file(started, monkeypatch, capsys, tmp_path):
     assert json.loads(path.read_text())["schema"] == "egpu.fake/1"
 
 
-def output_of(fake, *, as_json):
+def output_of(fake):
     stream = io.StringIO()
-    output = ObjectOutput(fake, stream, as_json=as_json)
+    output = ObjectOutput(fake, stream, as_json=False)
     fake.send(0, 11)
     output.collect()
     first = stream.getvalue()
@@ -173,7 +174,7 @@ def output_of(fake, *, as_json):
 
 def test_an_objects_records_are_written_as_they_come_and_its_maps_at_the_end():
     with FakeSession() as fake:
-        first, stream, report = output_of(fake, as_json=False)
+        first, stream, report = output_of(fake)
     assert first == "events: when=11\n"
     assert stream.getvalue() == "events: when=11\nevents: when=22\n"
     text = render_text(report)
@@ -186,18 +187,43 @@ def test_an_objects_records_are_written_as_they_come_and_its_maps_at_the_end():
     )
 
 
-def test_an_object_as_json_lines_and_a_document():
-    with FakeSession() as fake:
-        _, stream, report = output_of(fake, as_json=True)
-    records = [json.loads(line) for line in stream.getvalue().splitlines()]
+def test_an_object_as_json_lines(started, monkeypatch, capsys):
+    fake = FakeSession()
+    started(fake)
+    monkeypatch.setattr(run, "choose", lambda _: (None, SimpleNamespace(name="mine")))
+    fake.send(0, 11)
+    fake.send(32, 22)
+    fake.put("sums", 0, 3, 5)
+    fake.put("sums", 1, 3, 6)
+    fake.put("floats", 1, 0, 0x3FF8000000000000)
+    assert main(["run", "mine.bpf.o", "--json", "true"]) == 0
+    *records, document = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["value"]["when"] for record in records] == [11, 22]
-    assert records[0]["schema"] == "egpu.record/1"
-    closing = io.StringIO()
-    write_json(report, closing)
-    document = json.loads(closing.getvalue())
+    assert records[0] == {"schema": "egpu.record/1", "map": "events", "value": {"when": 11}}
+    assert (document["schema"], document["egpu"]) == ("egpu.object/1", VERSION)
     assert document["maps"]["sums"] == [{"key": 3, "value": 11}]
     assert document["maps"]["floats"] == [{"key": 0, "per_sm": [0.0, 1.5]}]
     assert document["maps"]["events"]["dropped"] == 1
+
+
+@pytest.mark.parametrize("arguments", [["kernelcount", "--every", "2"], ["mine.o", "--every", "1"]])
+def test_every_is_for_tools_that_measure_blocks(monkeypatch, capsys, arguments):
+    if arguments[0] != "kernelcount":
+        monkeypatch.setattr(run, "choose", lambda _: (None, SimpleNamespace(name="mine")))
+    assert main(["run", *arguments, "true"]) == 2
+    assert "kernellat" in capsys.readouterr().err
+
+
+def test_every_sets_the_tools_constant(monkeypatch):
+    calls = []
+    monkeypatch.setattr(registry, "new_tool", lambda _: FakeTool())
+    monkeypatch.setattr(
+        session, "run", lambda _, *, programs, options: calls.append(programs) or FakeSession()
+    )
+    assert main(["run", "kernellat", "--every", "50", "true"]) == 0
+    (spec,) = [spec for spec in calls[0].maps if spec.name == ".rodata"]
+    assert constant(spec, "every") == 50
+    assert main(["run", "kernellat", "--every", "0", "true"]) == 2
 
 
 def test_long_maps_are_cut_in_text_only(monkeypatch):

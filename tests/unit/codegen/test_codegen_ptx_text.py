@@ -54,6 +54,11 @@ def test_names_are_its_own():
     assert kernel.diverges
 
 
+def test_strings_stay_as_they_are():
+    kernel = embedded('.pragma "nounroll"; // not "this"\n.pragma  "used_bytes_mask 0x3";\nret;')
+    assert kernel.statements == ('.pragma "nounroll";', '.pragma "used_bytes_mask 0x3";')
+
+
 def test_returns_go_to_the_end():
     kernel = embedded("@%p1 ret;\nmov.u32 %r1, 7;\nret;\n$L__BB0_1:\nmov.u32 %r1, 8;\nret;")
     assert kernel.statements == (

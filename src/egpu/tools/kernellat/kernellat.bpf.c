@@ -102,11 +102,10 @@ static __always_inline struct lost *losses(void)
 	return bpf_map_lookup_elem(&lost, &first);
 }
 
-/* Makes *at at least `value`; false if others were faster every time.  A value read from a cache may
- * be old, but then it is lower, and the exchange gives the new one. */
-static __always_inline int raise(__u64 *at, __u64 value)
+/* Makes *at at least `value`; false if others were faster every time.  `seen` is a guess of what is
+ * there: one that is too high would be believed, so 0 where values can fall. */
+static __always_inline int raise(__u64 *at, __u64 value, __u64 seen)
 {
-	__u64 seen = *(volatile __u64 *)at;
 	int i;
 
 #pragma clang loop unroll(disable)
@@ -166,7 +165,7 @@ static __always_inline int arrive(struct arrival *a, __u32 level)
 		m->kernel = a->kernel;
 		m->level = level;
 	}
-	if (!m || !raise(&m->early, a->early) || !raise(&m->late, a->late)) {
+	if (!m || !raise(&m->early, a->early, 0) || !raise(&m->late, a->late, 0)) {
 		struct lost *l = losses();
 
 		if (l)
@@ -208,7 +207,7 @@ static __always_inline void count(const struct arrival *a, __u32 what, __u32 sm)
 	if (duration > LONGEST)
 		duration = LONGEST;
 	add(&row->sum, duration);
-	if (!raise(&row->least, ~duration) || !raise(&row->most, duration)) {
+	if (!raise(&row->least, ~duration, row->least) || !raise(&row->most, duration, row->most)) {
 		struct lost *l = losses();
 
 		if (l)
