@@ -24,7 +24,7 @@ MEANING = {  # context field: what it says where the source alone does not
     "flags":       "of the launch block; bit 0: launched from a graph",
     "sm":          "the multiprocessor that runs the thread",
     "warp":        "warp slot on the SM; may change while the thread runs",
-    "active_mask": "lanes that run the probe together",
+    "active_mask": "lanes that are at the site together",
     "launch_id":   "counts launches of the process; a graph's node keeps one",
     "kernel_id":   "which kernel, as reports name it",
     "param_size":  "bytes of the kernel's parameters",
