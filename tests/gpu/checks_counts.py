@@ -17,6 +17,8 @@ from observing import (
     rows_by_name,
 )
 
+from egpu.bpf.demangle import demangle
+
 
 def both(argv: Sequence[str]) -> str:
     """The common case: run plainly, run probed, compare, count."""
@@ -62,15 +64,25 @@ def demo_program(built: Built) -> str:
 
 
 def latencies(built: Built) -> str:
-    """kernellat: every probed launch of every kernel has a duration, results are unchanged."""
-    argv = [str(built.demo), "--launches", "50", "--json"]
+    """kernellat: every block and launch of every kernel has a duration, at full rate."""
+    argv = [str(built.demo), "--launches", "100", "--size", "1048576", "--json"]
     unprobed, run = plain(argv), probed(argv, tool="kernellat")
     require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
     require(run.output == unprobed.output, "output differs")
     seen, count = require_accounted(run)
-    require((seen, count) == (250, 250), f"{count} of {seen} launches probed, expected 250 of 250")
-    require(len(rows_by_name(run.report)) == 5, "not five kernels")
-    return "250 launches timed"
+    require((seen, count) == (500, 500), f"{count} of {seen} launches probed, expected 500 of 500")
+    rows, blocks = rows_by_name(run.report), 0
+    for name, totals in run.last["kernels"].items():
+        row = rows[demangle(name)]
+        measured = (row["block"]["count"], row["launch"]["count"])
+        expected = (totals["blocks"], totals["launches"])
+        require(measured == expected, f"{name}: (blocks, launches) {measured}, expected {expected}")
+        require(0 < row["block"]["max"] <= row["launch"]["max"], f"{name}: {row}")
+        blocks += totals["blocks"]
+    lost = run.report["lost"]
+    require(not any(lost.values()), f"lost: {lost}")
+    require(not run.report["partial"], "marked as partial")
+    return f"500 launches and {blocks} blocks timed"
 
 
 def followed(built: Built) -> str:

@@ -43,9 +43,9 @@ class RunCost:
     ``twin_ms``: building twins, in milliseconds, over ``twins``; ``cached`` of them came from the
     cache.  ``waits`` launches waited ``wait_ms`` in all for a twin or for the answer that there is
     none.  ``launch_ns``: the agent's own time per probed launch in nanoseconds, the mean of one
-    launch in 64 (``timed`` in all), None if none was timed.  ``instructions``: most BPF instructions that all probes
-    together add to one thread, ``site_instructions``: at one site.  ``run_ms``: how long the
-    workload ran.
+    launch in 64 (``timed`` in all), None if none was timed.  ``instructions``: most BPF
+    instructions that all probes together add to one thread, ``site_instructions``: at one site.
+    ``run_ms``: how long the workload ran.
     """
 
     twins: int = 0
