@@ -57,11 +57,25 @@ class Writer:
 
     def loop(self, depth):
         label = self.label()
-        self.emit(f"mov %r9, {self.randomness.randrange(4)}")
+        turns, step = self.randomness.randrange(4), self.randomness.choice([1, 2, 3])
+        form = self.randomness.randrange(4)
+        self.emit("mov %r9, 0" if form in (1, 2) else f"mov %r9, {turns}")
+        if form == 3:
+            self.emit("stxdw [%r10-48], %r9")
         self.emit(f"{label}:")
+        if form == 2:
+            self.emit(f"jge %r9, {turns}, {label}out")
         self.block(depth + 1, 3, loops=False)
-        self.emit("add %r9, -1")
-        self.emit(f"jsgt %r9, 0, {label}")
+        match form:
+            case 0:
+                self.emit(f"add %r9, -1\njsgt %r9, 0, {label}")
+            case 1:
+                self.emit(f"add32 %r9, {step}\njlt32 %r9, {turns * step}, {label}")
+            case 2:
+                self.emit(f"add %r9, {step}\nja {label}\n{label}out:")
+            case 3:
+                self.emit("ldxdw %r8, [%r10-48]\nadd %r8, -1\nstxdw [%r10-48], %r8")
+                self.emit(f"jsgt %r8, 0, {label}")
 
     def slot(self):
         size, name = self.randomness.choice([(1, "b"), (2, "h"), (4, "w"), (8, "dw")])

@@ -14,7 +14,7 @@ from random_programs import MEMORY, Writer
 from egpu.bpf import interp
 from egpu.bpf.asm import assemble
 from egpu.bpf.insn import program_from_code
-from egpu.verifier import Policy, Region, verify
+from egpu.verifier import Policy, Region, counters, verify
 from egpu.verifier import liveness as liveness_of
 from egpu.verifier import structure as structure_of
 from egpu.verifier.checks import span
@@ -26,7 +26,7 @@ KINDS = {"stack": Region.STACK, "memory": Region.MEMORY}
 
 
 def explore(program):
-    """Every state explored, by pc, and the liveness."""
+    """Every state explored, by pc, the liveness, the result, and how it went with loops."""
     shape = structure_of.analyse(program, Policy.EXECUTOR)
     alive = liveness_of.analyse(shape)
     setting = Setting(program, Policy.EXECUTOR, MEMORY, False, Limits(), shape)
@@ -35,8 +35,9 @@ def explore(program):
     def record(pc, state):
         states.setdefault(pc, []).append((len(state.frames), list(state.frame.registers)))
 
-    explored = Exploration(setting, alive, Recorder(), record).run()
-    return states, alive, explored
+    exploration = Exploration(setting, alive, Recorder(), record)
+    explored = exploration.run()
+    return states, alive, explored, exploration.counting
 
 
 def in_scalar(value, scalar):
@@ -91,13 +92,15 @@ class Watcher:
         self.compared += 1
 
 
+@pytest.mark.parametrize("walked", [64, 0], ids=["turn by turn", "loops as one"])
 @pytest.mark.parametrize("seed", range(120))
-def test_random_programs(seed):
+def test_random_programs(seed, walked, monkeypatch):
+    monkeypatch.setattr(counters, "_WALKED", walked)
     randomness = random.Random(seed)
     text = Writer(randomness).program()
     program = program_from_code(assemble(text), f"seed{seed}")
     verified = verify(program, policy=Policy.EXECUTOR, memory_size=MEMORY)
-    states, alive, explored = explore(program)
+    states, alive, explored, _ = explore(program)
     assert explored.worst.public().instructions == verified.cost.instructions
     for _ in range(4):
         memory = bytearray(
@@ -109,12 +112,24 @@ def test_random_programs(seed):
         assert watcher.compared <= verified.cost.instructions
 
 
+def test_loops_are_walked_as_one(monkeypatch):
+    """The test above is about something: most random loops are recognised."""
+    monkeypatch.setattr(counters, "_WALKED", 0)
+    done = loops = 0
+    for seed in range(40):
+        text = Writer(random.Random(seed)).program()
+        program = program_from_code(assemble(text), f"seed{seed}")
+        counting = explore(program)[3]
+        done, loops = done + len(counting.done), loops + len(counting.loops)
+    assert done > loops // 2 > 10
+
+
 def test_the_watcher_notices_a_wrong_bound():
     """The test above can fail: a state that lacks a value is found out."""
     program = program_from_code(
         assemble("ldxb %r0, [%r1]\nadd %r0, 1\njeq %r0, 9, end\nend:\nexit"), "p"
     )
-    states, alive, _ = explore(program)
+    states, alive, *_ = explore(program)
     depth, registers = states[2][0]
     registers[0] = S64.from_range(1, 100)
     states[2] = [(depth, registers)]

@@ -94,7 +94,7 @@ class Node:
     it has one).  ``state`` is kept where later states are compared with this one.
     """
 
-    __slots__ = ("jumped", "open", "parent", "pc", "spent", "state", "total", "worst")
+    __slots__ = ("jumped", "open", "parent", "pc", "spent", "start", "state", "total", "worst")
 
     def __init__(
         self,
@@ -109,11 +109,13 @@ class Node:
         self.parent = parent
         self.pc = pc
         self.spent = spent
-        self.total = spent if parent is None else parent.total + spent
+        self.total: int = spent if parent is None else parent.total + spent
         self.open = ways
         self.jumped = jumped
         self.worst = NOTHING
         self.state = state
+        # Where the way is shown from, if what is before cannot be walked again.
+        self.start: tuple[State, int] | None = None
 
     def finish_way(self, spent: int) -> list[Node]:
         """One way from here ended after ``spent``. Gives the nodes that this finished."""
@@ -129,12 +131,13 @@ class Node:
             node = node.parent
         return finished
 
-    def decisions(self) -> list[bool]:
-        """Which way was taken at each branch from the start to here."""
+    def way(self) -> tuple[Node, list[bool]]:
+        """The node that the way is shown from, and which way was taken at each branch since."""
         taken: list[bool] = []
-        node: Node | None = self
-        while node is not None:
+        node: Node = self
+        while True:
+            if node.start is not None or node.parent is None:
+                return node, taken[::-1]
             if node.jumped is not None:
                 taken.append(node.jumped)
             node = node.parent
-        return taken[::-1]

@@ -11,22 +11,26 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from egpu.bpf import isa
 from egpu.bpf.isa import CallSrc, Kind
-from egpu.bpf.program import PseudoSrc
-from egpu.verifier import arithmetic, branch, calls, checks, memory
+from egpu.verifier import branch, calls
 from egpu.verifier.cost import NOTHING, Node, Spent, instructions, ring, spends, weight
+from egpu.verifier.counters import Counted, Counting, count, put
+from egpu.verifier.execute import apply, first_state
 from egpu.verifier.liveness import Liveness
-from egpu.verifier.report import Refusal, path_entry
-from egpu.verifier.scalar import S64
+from egpu.verifier.loops import Loop
+from egpu.verifier.replay import Way, replay
+from egpu.verifier.report import Refusal
 from egpu.verifier.setting import Recorder, Setting
-from egpu.verifier.state import Frame, Pointer, State, Value
+from egpu.verifier.state import State
 from egpu.verifier.structure import Step
 from egpu.verifier.subsume import Live, state_covers, state_key
-from egpu.verifier.verified import Region
+from egpu.verifier.widen import ROUNDS, widen
+
+__all__ = ["Exploration", "Explored", "Stopped", "replay"]
 
 _REMEMBERED = 32  # finished states compared per instruction; equal ones are found at any number
 
+_SHORTER = "make loops shorter, or limit what bounds them, as in if (n > 100) n = 100"
 Observer = Callable[[int, State], None]
 
 
@@ -38,13 +42,36 @@ class Explored:
     processed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One turn of a loop, or one call of a callback (``loop`` None), in the ``depth``-th frame."""
+
+    depth: int
+    head: int
+    loop: Loop | None
+
+    @property
+    def stops(self) -> frozenset[int]:
+        return frozenset() if self.loop is None else self.loop.exits
+
+    def ended(self, pc: int, state: State, begun: bool) -> bool:
+        """Whether the turn is over at ``pc``."""
+        if self.loop is None or len(state.frames) != self.depth:
+            return False
+        return begun if pc == self.head else pc not in self.loop.body
+
+    def returns(self, state: State) -> bool:
+        """Whether an EXIT here is the callback's."""
+        return self.loop is None and len(state.frames) == self.depth
+
+
 class Stopped(Exception):
     """A refusal with the place and the way that led there.
 
     ``decisions`` are the branches taken, ``length`` the instructions executed on that way.
     """
 
-    def __init__(self, refusal: Refusal, pc: int, decisions: list[bool], length: int) -> None:
+    def __init__(self, refusal: Refusal, pc: int, decisions: Way, length: int) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
         self.pc = pc
@@ -52,20 +79,13 @@ class Stopped(Exception):
         self.length = length
 
 
-def first_state(setting: Setting) -> State:
-    """What a program starts with: the context, or the memory block of tests and its size."""
-    arguments: list[Value] = [None] * 5
-    if setting.attached:
-        arguments[0] = Pointer(Region.CONTEXT)
-    else:
-        size = setting.memory_size
-        arguments[0] = Pointer(Region.MEMORY, size=size) if size else S64.zero
-        arguments[1] = S64.constant(size)
-    return State([Frame.entered(0, arguments, -1)], (), 0)
-
-
 class Exploration:
-    """One walk. ``run`` gives its result or raises Stopped."""
+    """One walk. ``run`` gives its result or raises Stopped.
+
+    With a ``part`` it is the walk through one turn of a loop or one call of a callback: ways end
+    where the turn does, ``returned`` are the states there, ``left`` the places and states where a
+    loop is left.
+    """
 
     def __init__(
         self,
@@ -79,29 +99,37 @@ class Exploration:
         self.recorder = recorder
         self.observer = observer
         self.spends = [0 if step is None else spends(step) for step in setting.structure.steps]
+        self.counting = Counting(setting.structure)
+        self.part: Part | None = None
+        self.returned: list[State] = []
+        self.left: list[tuple[int, State]] = []
         self.seen: dict[int, dict[tuple[object, ...], Node]] = {}
         self.finished: dict[int, deque[Node]] = {}
-        self.pending: list[tuple[State, int, Node, bool]] = []
+        self.pending: list[tuple[State, int, Node, bool | None]] = []
         self.processed = 0
+        self.entered = -1  # instructions processed before this walk, of a part
         self.spent = NOTHING  # since the last node
         self.pc = 0
-        self.node = Node(None, 0, NOTHING, ways=1, jumped=None)
+        self.root = self.node = Node(None, 0, NOTHING, ways=1, jumped=None)
         self.jumped: bool | None = None
 
     def run(self) -> Explored:
-        root = self.node
-        state: State | None = first_state(self.setting)
+        """Walk the whole program."""
+        self._run(first_state(self.setting))
+        return Explored(Spent(self.root.worst), self.processed)
+
+    def _run(self, first: State) -> None:
+        state: State | None = first
         try:
             while state is not None:
                 self._walk(state)
                 state = self._resume()
         except Refusal as refusal:
-            decisions = self.node.decisions()
+            start, decisions = self.node.way()
             if self.jumped is not None:
                 decisions.append(self.jumped)
-            length = instructions(self.node.total + self.spent)
-            raise Stopped(refusal, self.pc, decisions, length) from None
-        return Explored(Spent(root.worst), self.processed)
+            length = instructions(self.node.total + self.spent) - instructions(start.total)
+            raise Stopped(refusal, self.pc, Way(start.start, tuple(decisions)), length) from None
 
     def _resume(self) -> State | None:
         """Take up the pending way that was left last."""
@@ -114,24 +142,33 @@ class Exploration:
         """Follow one way to its end."""
         setting, checkpoints = self.setting, self.setting.structure.checkpoints
         steps, observer, spends = setting.structure.steps, self.observer, self.spends
-        limit = setting.limits.processed
+        limit, part, heads = setting.limits.processed, self.part, self.counting.loops
+        stops = checkpoints if part is None else checkpoints | part.stops
         self.spent = NOTHING
+        came = self.node.pc
         while True:
             pc = self.pc
-            if pc in checkpoints:
-                if self._compare(state, self.spent):
+            if pc in stops:
+                if part is not None and part.ended(pc, state, self.processed != self.entered):
+                    self._leave_part(state)
                     return
-                self.spent = NOTHING
+                if pc in checkpoints:
+                    if self._compare(state, self.spent):
+                        return
+                    self.spent = NOTHING
+                    if pc in heads and self._turn(state, heads[pc], came):
+                        return
             if observer is not None:
                 observer(pc, state)
             step = steps[pc]
             assert step is not None, "targets are checked to be instructions"
+            came = pc
             self.processed += 1
             if self.processed > limit:
                 raise Refusal(
                     "P4",
                     f"more than {limit} instructions processed without coming to an end",
-                    hint="make loops shorter or the program smaller (Limits.processed)",
+                    hint=f"{_SHORTER} (Limits.processed)",
                 )
             self.spent += spends[pc]
             kind = step.kind
@@ -153,11 +190,90 @@ class Exploration:
                     self.spent += ring(written)
                 self.pc = step.following
                 continue
+            if kind is Kind.EXIT and part is not None and part.returns(state):
+                self.returned.append(state)
+                self._end(self.spent)
+                return
             target = apply(setting, self.recorder, state, step)
             if target is None:
                 self._end(self.spent)
                 return
             self.pc = target
+
+    def _leave_part(self, state: State) -> None:
+        """The turn of a loop is over: at the head again, or outside."""
+        if self.part is not None and self.pc == self.part.head:
+            self.returned.append(state)
+        else:
+            self.left.append((self.pc, state))
+        self._end(self.spent)
+
+    def _turn(self, state: State, loop: Loop, came: int) -> bool:
+        """A loop's head is reached: whether the rest of its turns was walked as one."""
+        frame, counting = state.frame, self.counting
+        turns = frame.turns.get(loop.head, 0) + 1 if came in loop.body else 1
+        frame.turns = {**frame.turns, loop.head: turns}
+        if not counting.worth_trying(loop, turns) or self.processed == self.entered:
+            return False
+        counted = count(counting.turn(loop), state)
+        if counted is None or counted.turns >= self.setting.limits.cost:
+            counting.failed(loop)
+            return False
+        inner = self._walk_part(state, loop, counted)
+        if inner is None or not inner.left:
+            counting.failed(loop)
+            return False
+        counting.done.add(loop.head)
+        self._continue_after(inner, loop.head, inner.root.worst * (counted.turns + 1))
+        return True
+
+    def _walk_part(self, state: State, loop: Loop, counted: Counted) -> Exploration | None:
+        """One turn from a state that covers the heads of all, None if none is found that does."""
+        wide = state.copy()
+        put(wide, counted)
+        part = Part(len(state.frames), loop.head, loop)
+        live = self._live(state)
+        for attempt in range(ROUNDS):
+            inner = self._inner(part, wide)
+            try:
+                inner._run(wide.copy())
+            except Stopped:
+                self.processed = inner.processed
+                return None
+            self.processed = inner.processed
+            if weight(inner.root.worst) * (counted.turns + 1) > self.setting.limits.cost:
+                return None
+            for back in inner.returned:
+                put(back, counted)  # what counts is known to be covered
+            changed = widen(wide, inner.returned, live, attempt)
+            if changed is None:
+                return None
+            if not changed:
+                self.recorder.become(inner.recorder)
+                return inner
+        return None
+
+    def _inner(self, part: Part, first: State) -> Exploration:
+        inner = Exploration(self.setting, self.liveness, self.recorder.copy(), self.observer)
+        inner.counting = self.counting
+        inner.part = part
+        inner.pc = part.head
+        inner.processed = inner.entered = self.processed
+        inner.root.start = first.copy(), part.head
+        return inner
+
+    def _continue_after(self, inner: Exploration, head: int, spent: int) -> None:
+        """Go on wherever a loop is left."""
+        ways = {}
+        for pc, state in inner.left:
+            self.pc = pc
+            ways[pc, state_key(state, self._live(state))] = state
+        node = Node(self.node, head, spent, ways=len(ways), jumped=self.jumped)
+        self._check_cost(node.total)
+        for (pc, _), state in ways.items():
+            way = Node(node, head, NOTHING, ways=1, jumped=None)
+            way.start = state.copy(), pc
+            self.pending.append((state, pc, way, None))
 
     def _split(self, step: Step, spent: int, jumping: State) -> None:
         node = Node(self.node, step.pc, spent, ways=2, jumped=self.jumped)
@@ -218,143 +334,5 @@ class Exploration:
             raise Refusal(
                 "P4",
                 f"the worst case is over {limit} instructions a thread, helper bodies included",
-                hint="make loops shorter (Limits.cost)",
+                hint=f"{_SHORTER} (Limits.cost)",
             )
-
-
-def apply(setting: Setting, recorder: Recorder, state: State, step: Step) -> int | None:
-    """Execute anything but a conditional jump or a helper call; the next pc, None at the end."""
-    match step.kind:
-        case Kind.ALU:
-            arithmetic.execute(setting, state, step)
-        case Kind.LOAD | Kind.LOAD_SIGNED:
-            memory.load(setting, recorder, state, step)
-        case Kind.STORE_REG | Kind.STORE_IMM:
-            memory.store(setting, recorder, state, step)
-        case Kind.ATOMIC:
-            memory.atomic(setting, recorder, state, step)
-        case Kind.BYTE_ORDER:
-            arithmetic.swap(setting, state, step)
-        case Kind.LOAD_IMM64:
-            state.frame.registers[step.dst] = _constant(setting, recorder, step)
-        case Kind.JUMP_ALWAYS:
-            return step.target
-        case Kind.CALL:
-            return _enter(state, step)
-        case Kind.EXIT:
-            return _leave(setting, state)
-        case _:
-            raise AssertionError(f"{step.kind} is handled by the walk")
-    return step.following
-
-
-def _constant(setting: Setting, recorder: Recorder, step: Step) -> Value:
-    """LD_IMM64: a number, a map or the first value of a map."""
-    low, high = step.imm, setting.program.code[step.pc + 1].imm
-    match PseudoSrc(step.src):
-        case PseudoSrc.CONST:
-            return S64.constant((high & 0xFFFFFFFF) << 32 | low & 0xFFFFFFFF)
-        case PseudoSrc.MAP_INDEX:
-            calls.check_map(setting.map(low))
-            recorder.maps.add(low)
-            return Pointer(Region.MAP_POINTER, low)
-        case PseudoSrc.MAP_INDEX_VALUE:
-            spec = setting.map(low)
-            calls.check_map(spec)
-            if spec.type not in calls.DIRECT_VALUES:
-                raise Refusal("P2", f"map {spec.name} of type {spec.type.name} has no first value")
-            if spec.max_entries != 1:
-                raise Refusal(
-                    "P2",
-                    f"map {spec.name} has {spec.max_entries} values, "
-                    "only a single one is reached directly",
-                    hint="look an element up instead",
-                )
-            if not 0 <= high < spec.value_size:
-                raise Refusal(
-                    "P2", f"offset {high} is outside the {spec.value_size} bytes of {spec.name}"
-                )
-            recorder.maps.add(low)
-            return Pointer(Region.MAP_VALUE, low, offset=high)
-        case other:
-            raise Refusal("P2", _UNRESOLVED[other], hint="load the program from its object file")
-
-
-_UNRESOLVED = {
-    PseudoSrc.MAP_FD: "a map is named by a file descriptor, which means nothing here",
-    PseudoSrc.MAP_FD_VALUE: "a map is named by a file descriptor, which means nothing here",
-    PseudoSrc.VARIABLE: "kernel variables do not exist on a device",
-    PseudoSrc.CODE: "code addresses (callbacks) are not supported",
-}
-
-
-def _enter(state: State, step: Step) -> int:
-    """A local call: r1 to r5 go along, r0 to r5 are lost to the caller."""
-    if len(state.frames) >= isa.MAX_CALL_DEPTH:
-        raise Refusal("P1", f"calls nest more than {isa.MAX_CALL_DEPTH} deep")
-    registers = state.frame.registers
-    callee = Frame.entered(len(state.frames), registers[1:6], step.pc)
-    registers[0:6] = [None] * 6
-    state.frames.append(callee)
-    return step.target
-
-
-def _leave(setting: Setting, state: State) -> int | None:
-    """EXIT: back to the caller, or the end of the program."""
-    value = state.frame.registers[0]
-    if len(state.frames) > 1:
-        if isinstance(value, Pointer) and value.region is Region.STACK:
-            raise Refusal("P9", "a function returns a pointer to a stack")
-        site = state.frames.pop().call_site
-        state.frame.registers[0] = value
-        _forget_frame(state)
-        return setting.structure.step(site).following
-    checks.scalar(setting, value, 0, "the program returns a pointer")
-    if state.references:
-        raise Refusal(
-            "P10",
-            "a reserved ring-buffer record is neither submitted nor discarded",
-            hint="call bpf_ringbuf_submit or bpf_ringbuf_discard on every way",
-        )
-    return None
-
-
-def _forget_frame(state: State) -> None:
-    """Pointers into the frame that is gone must not survive in what remains."""
-    gone = len(state.frames)
-    for frame in state.frames:
-        for slot in frame.slots.values():
-            for spill in slot.spills:
-                value = spill.value
-                if isinstance(value, Pointer) and (value.region, value.owner) == (
-                    Region.STACK,
-                    gone,
-                ):
-                    raise Refusal("P9", "a pointer to the stack of a function outlives it")
-
-
-def replay(setting: Setting, decisions: list[bool], length: int) -> tuple[str, ...]:
-    """The last of the first ``length`` instructions of a way, with the registers before each."""
-    state, pc, ways = first_state(setting), 0, iter(decisions)
-    lines: list[str] = []
-    recorder = Recorder()
-    for remaining in range(length, 0, -1):
-        step = setting.structure.step(pc)
-        if remaining <= setting.limits.path:
-            lines.append(path_entry(setting.program, pc, state.frame))
-        if remaining == 1:
-            break  # the refused one
-        if step.kind is Kind.JUMP:
-            fallen, jumping = branch.decide(setting, state, step)
-            jumps = fallen is None or (jumping is not None and next(ways))
-            chosen = jumping if jumps else fallen
-            assert chosen is not None, "the way was walked before"
-            state, pc = chosen, step.target if jumps else step.following
-        elif step.kind is Kind.CALL and step.src == CallSrc.HELPER:
-            calls.call(setting, recorder, state, step)
-            pc = step.following
-        else:
-            target = apply(setting, recorder, state, step)
-            assert target is not None, "the way was walked further"
-            pc = target
-    return tuple(lines)

@@ -25,8 +25,8 @@ _KEPT = 0b1111000000  # r6 to r9
 
 # Where a register points in the running frame: not at all, at a constant distance from r10, or
 # somewhere.
-_Distance = int | None
-_SOMEWHERE = 1 << 32
+Distance = int | None
+SOMEWHERE = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ def analyse(structure: Structure) -> Liveness:
     entry = [Live(0, 0, 0, 0)] * size
     suspended: dict[int, Live] = {}
     for function in structure.order:
-        distances = _distances(structure, function)
-        escaped = _escapes(structure, function, distances)
+        distances = distances_of(structure, function)
+        escaped = escapes(structure, function, distances)
         _solve(structure, function, distances, escaped, entry)
         for step in structure.walk(function):
             if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
@@ -97,10 +97,10 @@ def analyse(structure: Structure) -> Liveness:
     return Liveness(tuple(entry), suspended)
 
 
-def _distances(structure: Structure, function: int) -> dict[int, tuple[_Distance, ...]]:
+def distances_of(structure: Structure, function: int) -> dict[int, tuple[Distance, ...]]:
     """For each instruction, how far each register is from r10 before it."""
     start = structure.functions[function][0]
-    first: tuple[_Distance, ...] = (None,) * 10 + (0,)
+    first: tuple[Distance, ...] = (None,) * 10 + (0,)
     found = {start: first}
     work = [start]
     while work:
@@ -115,11 +115,11 @@ def _distances(structure: Structure, function: int) -> dict[int, tuple[_Distance
     return found
 
 
-def _merge(a: tuple[_Distance, ...], b: tuple[_Distance, ...]) -> tuple[_Distance, ...]:
-    return tuple(x if x == y else _SOMEWHERE for x, y in zip(a, b, strict=True))
+def _merge(a: tuple[Distance, ...], b: tuple[Distance, ...]) -> tuple[Distance, ...]:
+    return tuple(x if x == y else SOMEWHERE for x, y in zip(a, b, strict=True))
 
 
-def _moved(step: Step, before: tuple[_Distance, ...]) -> tuple[_Distance, ...]:
+def _moved(step: Step, before: tuple[Distance, ...]) -> tuple[Distance, ...]:
     """The distances after ``step``."""
     lost = defines(step)
     after = [None if lost >> index & 1 else value for index, value in enumerate(before)]
@@ -128,20 +128,20 @@ def _moved(step: Step, before: tuple[_Distance, ...]) -> tuple[_Distance, ...]:
     return tuple(after)
 
 
-def _computed(step: Step, before: tuple[_Distance, ...]) -> _Distance:
+def _computed(step: Step, before: tuple[Distance, ...]) -> Distance:
     own = before[step.dst]
     other = before[step.src] if step.register else None
     if step.op is AluOp.MOV:
         return other
     if own is None and other is None:
         return None
-    if step.op is AluOp.ADD and not step.register and own is not None and own != _SOMEWHERE:
+    if step.op is AluOp.ADD and not step.register and own is not None and own != SOMEWHERE:
         return own + step.imm
-    return _SOMEWHERE
+    return SOMEWHERE
 
 
-def _escapes(
-    structure: Structure, function: int, distances: dict[int, tuple[_Distance, ...]]
+def escapes(
+    structure: Structure, function: int, distances: dict[int, tuple[Distance, ...]]
 ) -> bool:
     """Whether a pointer to the frame is stored or given to a function."""
     for step in structure.walk(function):
@@ -158,13 +158,13 @@ def _escapes(
 
 def _from_distance(distance: int, size: int) -> int:
     """The slots that ``size`` bytes at ``distance`` from r10 touch, as a bit set."""
-    if distance >= _SOMEWHERE // 2 or distance < -isa.STACK_SIZE or distance + size > 0:
+    if distance >= SOMEWHERE // 2 or distance < -isa.STACK_SIZE or distance + size > 0:
         return ALL_SLOTS
     first, last = -1 - (distance + size - 1) // 8, -1 - distance // 8
     return sum(1 << bit for bit in range(first, last + 1))
 
 
-def _slot_effects(step: Step, before: tuple[_Distance, ...]) -> tuple[int, int]:
+def _slot_effects(step: Step, before: tuple[Distance, ...]) -> tuple[int, int]:
     """The slots that an instruction reads and those that it overwrites whole."""
     size = step.width // 8
     match step.kind:
@@ -176,7 +176,7 @@ def _slot_effects(step: Step, before: tuple[_Distance, ...]) -> tuple[int, int]:
             return (0 if distance is None else _from_distance(distance + step.off, size)), 0
         case Kind.STORE_IMM | Kind.STORE_REG:
             distance = before[step.dst]
-            whole = size == 8 and distance is not None and distance != _SOMEWHERE
+            whole = size == 8 and distance is not None and distance != SOMEWHERE
             if whole and distance is not None and not (distance + step.off) % 8:
                 slots = _from_distance(distance + step.off, size)
                 return 0, slots if slots != ALL_SLOTS else 0
@@ -195,7 +195,7 @@ def _slot_effects(step: Step, before: tuple[_Distance, ...]) -> tuple[int, int]:
 def _solve(
     structure: Structure,
     function: int,
-    distances: dict[int, tuple[_Distance, ...]],
+    distances: dict[int, tuple[Distance, ...]],
     escaped: bool,
     entry: list[Live],
 ) -> None:
@@ -249,7 +249,7 @@ def _predecessors(structure: Structure, steps: list[Step]) -> dict[int, list[int
 
 def _transfer(
     step: Step,
-    before: tuple[_Distance, ...],
+    before: tuple[Distance, ...],
     pointers: int,
     entry: list[Live],
     *,

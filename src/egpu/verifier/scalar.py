@@ -166,6 +166,22 @@ class ScalarDomain:
             raise InternalError(f"empty range {umin}..{umax}")
         return self.made(word)
 
+    def from_signed(self, smin: int, smax: int) -> Scalar:
+        """Any value between two signed bounds."""
+        word = self.full.reduce((0, self.full.limit), 0, self.full.limit, smin, smax)
+        if word is None:
+            raise InternalError(f"empty range {smin}..{smax}")
+        return self.made(word)
+
+    def sum(self, a: Scalar, b: Scalar) -> Scalar:
+        return self.alu(AluOp.ADD, a, b)
+
+    def multiplied(self, turns: int, number: int) -> Scalar:
+        """``number`` times 0 to ``turns``."""
+        if turns > self.full.limit:
+            return self.unknown
+        return self.alu(AluOp.MUL, self.from_range(0, turns), self.constant(number))
+
     def alu(self, op: AluOp, a: Scalar, b: Scalar, *, signed: bool = False) -> Scalar:
         """``a op b`` at full width; ``signed`` selects SDIV and SMOD."""
         if not (a[1] or b[1]) and self.full.bits == 64:

@@ -89,6 +89,23 @@ class Recorder:
     depths: dict[int, int] = field(default_factory=dict)  # function -> bytes of its frame
     last: dict[tuple[int, int], tuple[Scalar | Pointer, int]] = field(default_factory=dict)
 
+    def copy(self) -> Recorder:
+        return Recorder(
+            dict(self.operands),
+            set(self.context_fields),
+            set(self.parameters),
+            set(self.helpers),
+            set(self.maps),
+            dict(self.depths),
+            dict(self.last),
+        )
+
+    def become(self, other: Recorder) -> None:
+        """Take over all that ``other`` has, which began as a copy of this."""
+        self.operands, self.last, self.depths = other.operands, other.last, other.depths
+        self.context_fields, self.parameters = other.context_fields, other.parameters
+        self.helpers, self.maps = other.helpers, other.maps
+
     def seen(
         self, pc: int, register: int, value: Scalar | Pointer, frame: int, offset: int = 0
     ) -> None:

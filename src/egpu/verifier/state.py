@@ -102,12 +102,13 @@ EMPTY_SLOT = Slot()
 class Frame:
     """A running function: registers, stack slots (-1 is the one below r10) and its call site."""
 
-    __slots__ = ("call_site", "registers", "slots")
+    __slots__ = ("call_site", "registers", "slots", "turns")
 
     def __init__(self, registers: list[Value], slots: dict[int, Slot], call_site: int) -> None:
         self.registers = registers
         self.slots = slots
         self.call_site = call_site  # pc of the CALL, -1 for the main function
+        self.turns: dict[int, int] = {}  # how often each loop head was reached; never changed
 
     @classmethod
     def entered(cls, index: int, arguments: list[Value], call_site: int) -> Frame:
@@ -117,7 +118,9 @@ class Frame:
         return cls(registers, {}, call_site)
 
     def copy(self) -> Frame:
-        return Frame(self.registers.copy(), self.slots.copy(), self.call_site)
+        made = Frame(self.registers.copy(), self.slots.copy(), self.call_site)
+        made.turns = self.turns
+        return made
 
 
 class State:

@@ -1,0 +1,137 @@
+"""What one instruction does to a state: everything but conditional jumps and helper calls."""
+
+from __future__ import annotations
+
+from egpu.bpf import isa
+from egpu.bpf.isa import Kind
+from egpu.bpf.program import PseudoSrc
+from egpu.verifier import arithmetic, calls, checks, memory
+from egpu.verifier.report import Refusal
+from egpu.verifier.scalar import S64
+from egpu.verifier.setting import Recorder, Setting
+from egpu.verifier.state import Frame, Pointer, State, Value
+from egpu.verifier.structure import Step
+from egpu.verifier.verified import Region
+
+
+def first_state(setting: Setting) -> State:
+    """What a program starts with: the context, or the memory block of tests and its size."""
+    arguments: list[Value] = [None] * 5
+    if setting.attached:
+        arguments[0] = Pointer(Region.CONTEXT)
+    else:
+        size = setting.memory_size
+        arguments[0] = Pointer(Region.MEMORY, size=size) if size else S64.zero
+        arguments[1] = S64.constant(size)
+    return State([Frame.entered(0, arguments, -1)], (), 0)
+
+
+def apply(setting: Setting, recorder: Recorder, state: State, step: Step) -> int | None:
+    """Execute anything but a conditional jump or a helper call; the next pc, None at the end."""
+    match step.kind:
+        case Kind.ALU:
+            arithmetic.execute(setting, state, step)
+        case Kind.LOAD | Kind.LOAD_SIGNED:
+            memory.load(setting, recorder, state, step)
+        case Kind.STORE_REG | Kind.STORE_IMM:
+            memory.store(setting, recorder, state, step)
+        case Kind.ATOMIC:
+            memory.atomic(setting, recorder, state, step)
+        case Kind.BYTE_ORDER:
+            arithmetic.swap(setting, state, step)
+        case Kind.LOAD_IMM64:
+            state.frame.registers[step.dst] = _constant(setting, recorder, step)
+        case Kind.JUMP_ALWAYS:
+            return step.target
+        case Kind.CALL:
+            return _enter(state, step)
+        case Kind.EXIT:
+            return _leave(setting, state)
+        case _:
+            raise AssertionError(f"{step.kind} is handled by the walk")
+    return step.following
+
+
+def _constant(setting: Setting, recorder: Recorder, step: Step) -> Value:
+    """LD_IMM64: a number, a map or the first value of a map."""
+    low, high = step.imm, setting.program.code[step.pc + 1].imm
+    match PseudoSrc(step.src):
+        case PseudoSrc.CONST:
+            return S64.constant((high & 0xFFFFFFFF) << 32 | low & 0xFFFFFFFF)
+        case PseudoSrc.MAP_INDEX:
+            calls.check_map(setting.map(low))
+            recorder.maps.add(low)
+            return Pointer(Region.MAP_POINTER, low)
+        case PseudoSrc.MAP_INDEX_VALUE:
+            spec = setting.map(low)
+            calls.check_map(spec)
+            if spec.type not in calls.DIRECT_VALUES:
+                raise Refusal("P2", f"map {spec.name} of type {spec.type.name} has no first value")
+            if spec.max_entries != 1:
+                raise Refusal(
+                    "P2",
+                    f"map {spec.name} has {spec.max_entries} values, "
+                    "only a single one is reached directly",
+                    hint="look an element up instead",
+                )
+            if not 0 <= high < spec.value_size:
+                raise Refusal(
+                    "P2", f"offset {high} is outside the {spec.value_size} bytes of {spec.name}"
+                )
+            recorder.maps.add(low)
+            return Pointer(Region.MAP_VALUE, low, offset=high)
+        case other:
+            raise Refusal("P2", _UNRESOLVED[other], hint="load the program from its object file")
+
+
+_UNRESOLVED = {
+    PseudoSrc.MAP_FD: "a map is named by a file descriptor, which means nothing here",
+    PseudoSrc.MAP_FD_VALUE: "a map is named by a file descriptor, which means nothing here",
+    PseudoSrc.VARIABLE: "kernel variables do not exist on a device",
+    PseudoSrc.CODE: "code addresses (callbacks) are not supported",
+}
+
+
+def _enter(state: State, step: Step) -> int:
+    """A local call: r1 to r5 go along, r0 to r5 are lost to the caller."""
+    if len(state.frames) >= isa.MAX_CALL_DEPTH:
+        raise Refusal("P1", f"calls nest more than {isa.MAX_CALL_DEPTH} deep")
+    registers = state.frame.registers
+    callee = Frame.entered(len(state.frames), registers[1:6], step.pc)
+    registers[0:6] = [None] * 6
+    state.frames.append(callee)
+    return step.target
+
+
+def _leave(setting: Setting, state: State) -> int | None:
+    """EXIT: back to the caller, or the end of the program."""
+    value = state.frame.registers[0]
+    if len(state.frames) > 1:
+        if isinstance(value, Pointer) and value.region is Region.STACK:
+            raise Refusal("P9", "a function returns a pointer to a stack")
+        site = state.frames.pop().call_site
+        state.frame.registers[0] = value
+        _forget_frame(state)
+        return setting.structure.step(site).following
+    checks.scalar(setting, value, 0, "the program returns a pointer")
+    if state.references:
+        raise Refusal(
+            "P10",
+            "a reserved ring-buffer record is neither submitted nor discarded",
+            hint="call bpf_ringbuf_submit or bpf_ringbuf_discard on every way",
+        )
+    return None
+
+
+def _forget_frame(state: State) -> None:
+    """Pointers into the frame that is gone must not survive in what remains."""
+    gone = len(state.frames)
+    for frame in state.frames:
+        for slot in frame.slots.values():
+            for spill in slot.spills:
+                value = spill.value
+                if isinstance(value, Pointer) and (value.region, value.owner) == (
+                    Region.STACK,
+                    gone,
+                ):
+                    raise Refusal("P9", "a pointer to the stack of a function outlives it")
