@@ -32,8 +32,8 @@ ACCEPTED = {
     ),
     "counter in four bytes of stack": (
         (
-            "stw [%r10-12], 0\nja test\nloop:\nldxw %r7, [%r10-12]\nadd32 %r7, 1\nstxw [%r10-12], %r7\n"
-            "test:\nldxw %r8, [%r10-12]\njlt32 %r8, 100000, loop"
+            "stw [%r10-12], 0\nja test\nloop:\nldxw %r7, [%r10-12]\nadd32 %r7, 1\n"
+            "stxw [%r10-12], %r7\ntest:\nldxw %r8, [%r10-12]\njlt32 %r8, 100000, loop"
         ),
         500_000,
     ),
