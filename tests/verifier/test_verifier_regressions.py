@@ -36,7 +36,7 @@ REFUSED = {
     ),
     "facts of a pointer survive a change of type": (
         VALUE.format(1) + "ldxdw %r6, [%r6]\nldxdw %r0, [%r6]\nexit",
-        "P2",
+        "P13",
     ),
     "facts of a slot survive a change of type": (
         "stxdw [%r10-8], %r1\nstdw [%r10-8], 5\nldxdw %r1, [%r10-8]\nldxw %r0, [%r1+224]\nexit",

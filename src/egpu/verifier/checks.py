@@ -86,7 +86,7 @@ def dereferenced(setting: Setting, value: Value, register: int, access: Access) 
     pointer = initialised(setting, value, register)
     if isinstance(pointer, Scalar):
         raise Refusal(
-            "P2",
+            "P13" if pointer.mask else "P2",
             f"r{register} is a number, not a pointer ({describe(pointer, setting.program)})",
             hint="device and host addresses cannot be dereferenced",
         )

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from egpu.bpf.program import AttachKind, Level, Program
 from egpu.errors import InputError
-from egpu.verifier import control, races, rmw, rules_warp, structure, uniform
+from egpu.verifier import control, races, rmw, rules_warp, structure, threads, uniform
 from egpu.verifier import liveness as liveness_of
 from egpu.verifier.cost import Spent
 from egpu.verifier.explore import Exploration, Stopped, replay
@@ -85,8 +85,6 @@ def _sealed(setting: Setting, alive: Liveness, recorder: Recorder, worst: Spent)
         uniform.analyse(setting, graph, frames, scope=scope, together=together)
         for scope in (uniform.Scope.WARP, uniform.Scope.LAUNCH)
     )
-    if setting.strict:
-        races.check(setting, recorder, matches)
     facts = Facts(
         operands=MappingProxyType(dict(recorder.operands)),
         context_fields=frozenset(recorder.context_fields),
@@ -102,6 +100,8 @@ def _sealed(setting: Setting, alive: Liveness, recorder: Recorder, worst: Spent)
     notes: list[Refusal] = []
     if setting.strict:
         rules_warp.check_collective(setting, lanes)
+        who = threads.analyse(setting, graph, frames)
+        notes += races.check(races.Known(setting, graph, frames, who, launch, matches))
         notes += rules_warp.load_warnings(setting, facts, cost)
     warnings = tuple(sorted((warning(program, note) for note in notes), key=lambda w: w.pc))
     return _issue(
