@@ -217,12 +217,15 @@ static __attribute__((noinline)) CUresult launch_matched(struct call *c, struct 
             atomic_fetch_add_explicit(&egpu.launch_id, 1, memory_order_relaxed) + 1,
             twin->kernel_id,
             (capture ? EGPU_LAUNCH_FLAG_CAPTURED : 0) | EGPU_LAYOUT_VERSION << 24};
-        if (issue_twin(c, twin, &block, &result)) {
+        bool tried = issue_twin(c, twin, &block, &result);
+        if (likely(tried && result == CUDA_SUCCESS)) {
             count(stats, &c->shape, result, capture, true, 0);
             end_timing(c);
             return result;
         }
-        reason = EGPU_REASON_PARAMETERS;
+        /* What the driver refuses of a twin it may take of the original; what the program did wrong
+         * it refuses of both. */
+        reason = tried ? EGPU_REASON_RESOURCES : EGPU_REASON_PARAMETERS;
     }
     c->timing = NULL;
     result = issue(c, c->f, c->params, c->extra);

@@ -189,6 +189,7 @@ CUresult wire_unload(uint32_t module);
 CUresult wire_launch(const struct sim_launch *launch);
 
 /* memory.c */
+int move_up(int fd); /* the descriptor under a number that no program counts on */
 CUresult memory_open(void);
 CUresult memory_allocate(uint64_t size, uint64_t *address);
 CUresult memory_free(uint64_t address);

@@ -38,6 +38,16 @@ int memory_heap(uint64_t *base, uint64_t *size) {
   return heap_fd;
 }
 
+/* Out of the way of programs whose standard streams are closed, or that count on low numbers. */
+int move_up(int fd) {
+  enum { HIGH_DESCRIPTOR = 600 };
+  int high = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR);
+  if (high < 0 && fd >= 0) high = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  if (high < 0) return fd;
+  close(fd);
+  return high;
+}
+
 CUresult memory_open(void) {
   if (heap_fd >= 0) return CUDA_SUCCESS;
   heap_size = HEAP_DEFAULT;
@@ -52,7 +62,7 @@ CUresult memory_open(void) {
     }
     heap_size = bytes & ~4095ull;
   }
-  int fd = memfd_create("egpu-sim-heap", MFD_CLOEXEC);
+  int fd = move_up(memfd_create("egpu-sim-heap", MFD_CLOEXEC));
   if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
   if (ftruncate(fd, (off_t)heap_size) < 0) {
     close(fd);

@@ -146,7 +146,7 @@ CUresult wire_open(int heap, uint64_t base, uint64_t size, unsigned *sm_count) {
     return CUDA_ERROR_NO_DEVICE;
   }
   memcpy(address.sun_path, path, strlen(path) + 1);
-  wire_socket = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  wire_socket = move_up(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (wire_socket < 0) return CUDA_ERROR_OPERATING_SYSTEM;
   int connected;
   do connected = connect(wire_socket, (struct sockaddr *)&address, sizeof address);

@@ -648,6 +648,8 @@ static CUresult run(CUfunction handle, const CUDA_KERNEL_NODE_PARAMS_v1 *shape, 
         return 201;
     if (threads == 0 || gather(f->entry, params, extra, values, &block))
         return 1;
+    if (f->entry->twin && failing("twin"))
+        return 701; /* CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES */
     if (s->capture != NULL)
         s->capture->nodes[s->capture->count++] = make_node(f, values, &block, shape);
     else

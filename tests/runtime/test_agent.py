@@ -159,6 +159,15 @@ def test_shape_that_does_not_fit(bench, request):
     assert row.not_probed == {"twin does not fit this launch": 3}
 
 
+def test_a_twin_that_the_driver_does_not_launch(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "plain", 4, MOCK_FAIL="twin")
+        row = only(server)
+    assert (result.returncode, len(result.of("launch plain original"))) == (0, 4), result.err
+    assert (row.probed, row.seen, row.failed) == (0, 4, 0)
+    assert row.not_probed == {"twin does not fit this launch": 4}
+
+
 def test_capture_is_kept_whole_and_reads_back(bench, broker):
     with bench.server(broker) as server:
         result = bench.run(server, "capture", 2)

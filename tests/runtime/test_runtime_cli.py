@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,59 @@ def test_the_cuda_executor_on_the_stand_in_driver():
         )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "r0 = 0x2a (42)\nmemory = 07 02\n"
+
+
+def test_output_that_nobody_reads_leaves_the_exit_code():
+    script = '"$@" >&2; exit 3'
+    command = [
+        sys.executable,
+        "-m",
+        "egpu",
+        "run",
+        "kernelcount",
+        "--sim",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]
+    paths = [str(NATIVE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with subprocess.Popen(
+        [*command, "sh", "-c", script, "sh", *map(str, workload())],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        running.stdout.close()
+        errors = running.stderr.read()
+    assert running.returncode == 3
+    assert "egpu" not in errors
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_workload_without_standard_streams(closed):
+    script = f'"$@" {closed}; exit $?'
+    done = egpu(
+        "run", "kernelcount", "--sim", "--json", "--", "sh", "-c", script, "sh", *workload()
+    )
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert (done.stderr, report["partial"], len(report["kernels"])) == ("", False, 5)
+
+
+def test_processes_that_outlive_the_command_run_on(tmp_path):
+    """Its device and its twins stay theirs until they end."""
+    told = tmp_path / "told"
+    script = (
+        f'(exec "$@" > {told} 2>&1) & '
+        "until ls -l /proc/$!/fd | grep -q socket; do sleep 0.01; done; exit 0"
+    )
+    command = ["sh", "-c", script, "sh", *workload(launches=20)]
+    done = egpu("run", "kernelcount", "--sim", "--", *command)
+    assert done.returncode == 0, done.stderr
+    end = time.monotonic() + 100
+    while not told.exists() or not told.read_text().endswith("}\n"):
+        assert time.monotonic() < end, told.read_text()
+        time.sleep(0.05)
+    assert told.read_text().count(" ok\n") == 5

@@ -23,8 +23,12 @@ def write_text(report: Report, stream: TextIO) -> None:
     """Write ``report`` to ``stream``, with colours if it is a terminal that has them."""
     from rich.console import Console  # noqa: PLC0415  (half of the start-up time of a command)
 
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704  (called while handling it) the caller decides, not rich
+
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if stream.isatty() else WIDTH
-    console = Console(file=stream, width=max(width, 40), highlight=False, soft_wrap=False)
+    console = Plain(file=stream, width=max(width, 40), highlight=False, soft_wrap=False)
     _write(console, report)
 
 

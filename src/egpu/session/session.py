@@ -160,6 +160,8 @@ class Session:
         if not self._ended:
             self._ended = time.monotonic()
         self._server.drain()
+        if self._server.live():  # processes that outlive it count as far as they are now
+            self._server.snapshot()
         return status
 
     def kernels(self) -> tuple[KernelStats, ...]:
@@ -175,10 +177,15 @@ class Session:
         return self._server.snapshot(timeout)
 
     def stale(self) -> str:
-        """How old the maps are if the workload did not end normally, "" if they are complete."""
+        """Why the maps are not complete (the workload did not end normally, or parts of it still
+        run), "" if they are.
+        """
         old = [arena for arena in self._arenas.all() if not arena.host.final]
         if not old or self.running():
             return ""
+        live = {arena.pid for arena in old} & set(self._server.live())
+        if live:
+            return f"{len(live)} of the workload's processes still run; their maps are as of now"
         taken = min(arena.host.snapshot().time_ns for arena in old)
         if not taken:
             return "the workload ended before its maps were copied once"
