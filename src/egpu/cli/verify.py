@@ -13,18 +13,19 @@ from egpu.errors import InputError, VerifierError
 
 if TYPE_CHECKING:
     from egpu.bpf.program import Program
-    from egpu.verifier import Cost
+    from egpu.verifier import Cost, VerifierWarning
 
 EXIT_REJECTED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the verifier said of one program: its cost, or why it was refused."""
+    """What the verifier said of one program: its cost and warnings, or why it was refused."""
 
     program: Program
     cost: Cost | None
     error: VerifierError | None
+    warnings: tuple[VerifierWarning, ...] = ()
 
 
 @click.command("verify")
@@ -58,9 +59,10 @@ def _verdict(program: Program) -> Verdict:
     from egpu.verifier import Policy, verify  # noqa: PLC0415
 
     try:
-        return Verdict(program, verify(program, policy=Policy.PROBE).cost, None)
+        verified = verify(program, policy=Policy.PROBE)
     except VerifierError as error:
         return Verdict(program, None, error)
+    return Verdict(program, verified.cost, None, verified.warnings)
 
 
 def _show(verdict: Verdict, *, cost: bool, path: bool) -> None:
@@ -71,6 +73,8 @@ def _show(verdict: Verdict, *, cost: bool, path: bool) -> None:
         if path:
             for line in error.path or ("(the way was not recorded)",):
                 click.echo(f"    {line}")
+    for warning in verdict.warnings:
+        click.echo(f"  {warning.rule}: warning: {warning}")
     if cost and verdict.cost is not None:
         for name, value in asdict(verdict.cost).items():
             click.echo(f"  {name.replace('_', ' '):<16} {value:>10,}")
@@ -84,6 +88,7 @@ def _data(verdict: Verdict) -> dict[str, object]:
         "instructions": len(verdict.program.code),
         "accepted": error is None,
         "cost": None if verdict.cost is None else asdict(verdict.cost),
+        "warnings": [asdict(each) for each in verdict.warnings],
         "error": None
         if error is None
         else {
