@@ -150,10 +150,12 @@ def test_kernellat_measures_every_block_of_every_launch(flags):
 
 def test_a_launch_of_many_blocks_meets_in_parts():
     rig = Rig("kernellat")
-    for number, blocks in enumerate((31, 32, 33, 65), 1):
+    grids = (31, 32, 33, 1023, 1024, 1025, 2100)
+    for number, blocks in enumerate(grids, 1):
         rig.launch(number, (blocks, 1, 1), (33, 1, 1))
     times = rig.times()[KERNEL_ID]
-    assert (len(times.blocks), len(times.launches)) == (161, 4)
+    assert (len(times.blocks), len(times.launches)) == (sum(grids), len(grids))
+    assert times.open_blocks == times.open_launches == 0
     assert rig.lost() == (0, 0, 0, 0)
 
 
@@ -175,7 +177,7 @@ def test_blocks_that_did_not_become_complete_are_found():
     assert rig.times()[KERNEL_ID].open_blocks == 0
     index = [spec.name for spec in rig.maps].index("meetings")
     entry = np.zeros(1, MEETING)
-    entry[0] = (1 << 34 | 1 << 32 | 9, 1, 2, 31, KERNEL_ID, 1)
+    entry[0] = (1 << 34 | 0 << 32 | 9, 1, 2, 31, KERNEL_ID, 0)
     rig.memory.write(rig.device + rig.layout.places[index].offset, entry.tobytes())
     assert rig.times()[KERNEL_ID].open_blocks == 1
     assert rig.times()[KERNEL_ID].open_launches == 1

@@ -82,9 +82,9 @@ def test_copies_and_contexts_are_added_up():
 
 def test_open_meetings_are_counted_by_kernel():
     rows = np.zeros(16, MEETING)
-    rows[1] = (5 << 34 | 1 << 32 | 7, 1, 1, 32, 2, 1)
-    rows[2] = (5 << 34 | 1 << 32 | 8, 1, 1, 32, 2, 1)
-    rows[3] = (5 << 34 | 2 << 32 | 1, 1, 1, 3, 2, 2)  # a part of the same launch
+    rows[1] = (5 << 34 | 0 << 32 | 7, 1, 1, 32, 2, 0)
+    rows[2] = (5 << 34 | 0 << 32 | 8, 1, 1, 32, 2, 0)
+    rows[3] = (5 << 34 | 1 << 32 | 1, 1, 1, 3, 2, 1)  # a part of the same launch
     rows[4] = (6 << 34 | 3 << 32, 1, 1, 3, 2, 3)
     times = read_times([], [rows.tobytes()])
     assert (times[2].open_blocks, times[2].open_launches) == (2, 2)

@@ -4,7 +4,7 @@
  * Each group of lanes that leaves together arrives at its block; the group that completes the block
  * (its lanes sum to the block's threads) knows the block's time, counts it and arrives at the launch.
  * The block that completes the launch counts the launch's time.  A launch is met in parts of which
- * each sees 1 of 32 blocks, so that not every block adds to one address.
+ * each sees 1 of 1024 blocks, and in groups of these, so that few add to one address at a time.
  *
  * Nothing waits: what is given up is counted in `lost` and stays incomplete.
  */
@@ -12,16 +12,17 @@
 
 #define MAX_KERNELS 256
 #define COPIES 4 /* of a kernel's times, so that SMs do not queue up */
-#define PARTS 32 /* of a launch */
+#define PARTS 1024 /* of a launch */
+#define GROUPS 32 /* of its parts */
 #define SLOTS (1 << 17)
-#define TRIES 16
+#define TRIES 64
 #define BUCKETS 1152 /* values below 64 exactly, then 32 an octave, up to 2^40 */
 #define LONGEST ((1ull << 40) - 1)
 
 /* Blocks to measure: 1 of this many; 1 is all.  Launches are measured only with all. */
 volatile const __u32 every = 1;
 
-enum { BLOCK = 1, PART, LAUNCH };
+enum { BLOCK, PART, GROUP, LAUNCH };
 
 /* Where the groups of a block, the blocks of a part or the parts of a launch meet. */
 struct meeting {
@@ -102,7 +103,8 @@ static __always_inline struct lost *losses(void)
 	return bpf_map_lookup_elem(&lost, &first);
 }
 
-/* Makes *at at least `value`; false if others were faster every time.  `seen` is a guess of what is
+/* Makes *at at least `value`; false if others were faster every time.  In a group or a launch that
+ * cannot be: only 31 others meet there, and each is faster once at most.  `seen` is a guess of what is
  * there: one that is too high would be believed, so 0 where values can fall. */
 static __always_inline int raise(__u64 *at, __u64 value, __u64 seen)
 {
@@ -159,7 +161,7 @@ static __always_inline int arrive(struct arrival *a, __u32 level)
 
 	if (a->amount == a->expected)
 		return 1;
-	key = a->launch << 34 | (__u64)level << 32 | a->index;
+	key = 1ull << 63 | a->launch << 34 | (__u64)level << 32 | a->index; /* never 0 */
 	m = meet(key, a->index + level * 0x5bd1e995 + (__u32)a->launch * 0x9e3779b1);
 	if (m) {
 		m->kernel = a->kernel;
@@ -222,7 +224,7 @@ int leave(void *ctx)
 	__u64 now = egpu_globaltimer(ctx);
 	__u64 plane = (__u64)egpu_grid_x(ctx) * egpu_grid_y(ctx); /* below 2^47 */
 	__u64 blocks = plane * egpu_grid_z(ctx);                  /* below 2^63 */
-	__u32 sm = egpu_sm(ctx), block, sample;
+	__u32 sm = egpu_sm(ctx), block, sample, parts;
 	struct arrival a;
 
 	a.kernel = egpu_kernel_id(ctx);
@@ -256,8 +258,13 @@ int leave(void *ctx)
 	a.expected = ((__u32)blocks - 1 - a.index) / PARTS + 1;
 	if (!arrive(&a, PART))
 		return 0;
+	parts = (__u32)blocks < PARTS ? (__u32)blocks : PARTS;
+	a.index %= GROUPS;
+	a.expected = (parts - 1 - a.index) / GROUPS + 1;
+	if (!arrive(&a, GROUP))
+		return 0;
 	a.index = 0;
-	a.expected = (__u32)blocks < PARTS ? (__u32)blocks : PARTS;
+	a.expected = parts < GROUPS ? parts : GROUPS;
 	if (arrive(&a, LAUNCH))
 		count(&a, 1, sm);
 	return 0;

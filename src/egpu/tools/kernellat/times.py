@@ -18,7 +18,7 @@ COPIES = 4  # of a kernel's times
 MAX_KERNELS = 256
 _SUB = 32  # buckets of an octave
 _ALL = (1 << 64) - 1  # least durations are kept inverted
-_BLOCK = 1  # level of a meeting; higher ones are parts of launches and launches
+_BLOCK = 0  # level of a meeting; higher ones are parts and groups of a launch, and launches
 _LAUNCH_SHIFT = 34  # of a meeting's key
 
 TIMES = np.dtype([("sum", "<u8"), ("least", "<u8"), ("most", "<u8"), ("bucket", "<u8", (BUCKETS,))])
