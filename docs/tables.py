@@ -50,6 +50,7 @@ STORAGE = {
     Storage.ARRAY:        "one copy in device memory",
     Storage.PER_SM_ARRAY: "a copy per SM; \"CPU\" means SM",
     Storage.RING:         "a ring per SM; drops are counted and reported",
+    Storage.HASH:         "an open-addressed table in device memory; insertions into a full map are counted",
 }
 # fmt: on
 

@@ -50,7 +50,7 @@ typedef long long __s64;
 
 /* Map types; those marked have no storage on a device yet and are refused by name. */
 #ifndef __VMLINUX_H__
-#define BPF_MAP_TYPE_HASH 1 /* refused */
+#define BPF_MAP_TYPE_HASH 1
 #define BPF_MAP_TYPE_ARRAY 2
 #define BPF_MAP_TYPE_PERF_EVENT_ARRAY 4 /* refused */
 #define BPF_MAP_TYPE_PERCPU_HASH 5 /* refused */
@@ -66,7 +66,7 @@ typedef long long __s64;
 #define BPF_MAP_TYPE_BLOOM_FILTER 30 /* refused */
 #endif
 /* bpftime's numbers. */
-#define BPF_MAP_TYPE_GPU_HASH 1501 /* refused */
+#define BPF_MAP_TYPE_GPU_HASH 1501
 #define BPF_MAP_TYPE_GPU_PER_THREAD_ARRAY 1502 /* refused */
 #define BPF_MAP_TYPE_GPU_ARRAY 1503
 #define BPF_MAP_TYPE_GPU_KERNEL_SHARED_ARRAY 1504 /* refused */

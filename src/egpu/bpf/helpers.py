@@ -68,6 +68,8 @@ class Helper:
 
 
 _ARRAYS = frozenset({"ARRAY", "PERCPU_ARRAY", "GPU_ARRAY"})
+_HASHES = frozenset({"HASH", "GPU_HASH"})
+_KEYED = _ARRAYS | _HASHES
 _RING = frozenset({"RINGBUF"})
 _A = Arg
 _XYZ = (Arg.OUT_U64, Arg.OUT_U64, Arg.OUT_U64)
@@ -76,12 +78,12 @@ _XYZ_C = "long (*%s)(__u64 *x, __u64 *y, __u64 *z)"
 # fmt: off
 _ROWS: tuple[Helper, ...] = (
     Helper(1, "bpf_map_lookup_elem", (_A.MAP, _A.KEY), Ret.MAP_VALUE_OR_NULL,
-           "void *(*%s)(void *map, const void *key)", "map_lookup", 8, map_types=_ARRAYS, memory=1),
+           "void *(*%s)(void *map, const void *key)", "map_lookup", 8, map_types=_KEYED, memory=1),
     Helper(2, "bpf_map_update_elem", (_A.MAP, _A.KEY, _A.VALUE, _A.SCALAR), Ret.SCALAR,
            "long (*%s)(void *map, const void *key, const void *value, __u64 flags)", "map_update",
-           24, map_types=_ARRAYS, memory=4),
+           24, map_types=_KEYED, memory=4),
     Helper(3, "bpf_map_delete_elem", (_A.MAP, _A.KEY), Ret.SCALAR,
-           "long (*%s)(void *map, const void *key)", "map_delete", 2, map_types=_ARRAYS),
+           "long (*%s)(void *map, const void *key)", "map_delete", 2, map_types=_KEYED),
     Helper(5, "bpf_ktime_get_ns", (), Ret.SCALAR, "__u64 (*%s)(void)", "ktime_get_ns", 4),
     Helper(7, "bpf_get_prandom_u32", (), Ret.SCALAR, "__u32 (*%s)(void)", "prandom_u32", 16,
            maximum=0xFFFFFFFF),

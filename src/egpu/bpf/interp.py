@@ -92,6 +92,7 @@ class Machine:
         ]
         self._code = self.space.add("code", bytearray(), writable=False)
         self._values: dict[tuple[int, int], Region] = {}
+        self._entries: dict[int, Region] = {}
         self._records: dict[int, tuple[MapState, Region]] = {}
 
     @property
@@ -247,6 +248,14 @@ class Machine:
                 name=f"{state.spec.name}[{entry}]",
             )
             self._values[index, entry] = region
+        return region.base
+
+    def entry_address(self, index: int, value: bytearray) -> int:
+        """The address of a hash entry's value; it stays valid when the entry is deleted."""
+        region = self._entries.get(id(value))
+        if region is None:
+            region = self.space.add("map value", value, name=self.maps[index].spec.name)
+            self._entries[id(value)] = region  # whose data keeps the value, so the id stays its own
         return region.base
 
     def add_record(self, state: MapState, size: int) -> int:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 BPF_NOEXIST = 1
 BPF_EXIST = 2
 _RECORD_HEADER = 8  # bytes of Linux's ring-buffer record header
-_KEY = 4  # bytes of an array key
 
 Triple = tuple[int, int, int]
 
@@ -47,7 +46,8 @@ class Place:
 class MapState:
     """The content of a map.
 
-    ``values`` holds arrays, each value padded to 8 bytes; ``records`` what was submitted to a ring
+    ``values`` holds arrays, each value padded to 8 bytes; ``table`` the entries of a hash map, each
+    with memory of its own; ``records`` what was submitted to a ring
     buffer; ``used`` the bytes that its records take (nobody reads them during a run); ``dropped``
     how many did not fit.  A per-SM map has the one copy of the SM that runs the program.
     Raises UnsupportedError for map types without storage.
@@ -55,6 +55,7 @@ class MapState:
 
     spec: MapSpec
     values: bytearray = field(init=False)
+    table: dict[bytes, bytearray] = field(default_factory=dict)
     records: list[bytes] = field(default_factory=list)
     used: int = 0
     dropped: int = 0
@@ -69,8 +70,8 @@ class MapState:
 
     @staticmethod
     def has_values(spec: MapSpec) -> bool:
-        """Whether programs can point into the map's values."""
-        return traits(spec.type).storage in (Storage.ARRAY, Storage.PER_SM_ARRAY)
+        """Whether the map is an array of values."""
+        return traits(spec.type).indexed
 
     @property
     def stride(self) -> int:
@@ -92,14 +93,6 @@ class MapState:
         return True
 
 
-def _array(machine: Machine, handle: int) -> tuple[int, MapState]:
-    index = machine.map_index(handle)
-    state = machine.maps[index]
-    if not MapState.has_values(state.spec):
-        raise DeviceFault(f"map {state.spec.name} is not an array")
-    return index, state
-
-
 def _ring(machine: Machine, handle: int) -> MapState:
     state = machine.maps[machine.map_index(handle)]
     if traits(state.spec.type).storage is not Storage.RING:
@@ -108,29 +101,59 @@ def _ring(machine: Machine, handle: int) -> MapState:
 
 
 def _lookup(machine: Machine, args: Sequence[int]) -> int:
-    index, state = _array(machine, args[0])
-    key = machine.space.load(args[1], _KEY)
-    return machine.value_address(index, key) if key < state.spec.max_entries else 0
+    index, state, key = _keyed(machine, args)
+    if traits(state.spec.type).storage is Storage.HASH:
+        value = state.table.get(key)
+        return 0 if value is None else machine.entry_address(index, value)
+    number = int.from_bytes(key, "little")
+    return machine.value_address(index, number) if number < state.spec.max_entries else 0
+
+
+def _keyed(machine: Machine, args: Sequence[int]) -> tuple[int, MapState, bytes]:
+    """Index and content of the map that the first argument names, and the key behind the second."""
+    index = machine.map_index(args[0])
+    state = machine.maps[index]
+    if not traits(state.spec.type).has_values:
+        raise DeviceFault(f"map {state.spec.name} has no keys")
+    return index, state, bytes(machine.space.view(args[1], state.spec.key_size))
 
 
 def _update(machine: Machine, args: Sequence[int]) -> int:
-    _, state = _array(machine, args[0])
-    key = machine.space.load(args[1], _KEY)
+    _, state, key = _keyed(machine, args)
     value = bytes(machine.space.view(args[2], state.spec.value_size))
     if args[3] > BPF_EXIST:
         return -errno.EINVAL
-    if key >= state.spec.max_entries:
+    if traits(state.spec.type).storage is Storage.HASH:
+        return _update_table(state, key, value, args[3])
+    number = int.from_bytes(key, "little")
+    if number >= state.spec.max_entries:
         return -errno.E2BIG
     if args[3] == BPF_NOEXIST:
         return -errno.EEXIST
-    state.value(key)[:] = value
+    state.value(number)[:] = value
+    return 0
+
+
+def _update_table(state: MapState, key: bytes, value: bytes, flags: int) -> int:
+    entry = state.table.get(key)
+    if entry is not None:
+        if flags == BPF_NOEXIST:
+            return -errno.EEXIST
+        entry[:] = value
+        return 0
+    if flags == BPF_EXIST:
+        return -errno.ENOENT
+    if len(state.table) >= state.spec.max_entries:
+        return -errno.E2BIG
+    state.table[key] = bytearray(value)
     return 0
 
 
 def _delete(machine: Machine, args: Sequence[int]) -> int:
-    _array(machine, args[0])
-    machine.space.load(args[1], _KEY)
-    return -errno.EINVAL  # elements of arrays cannot be deleted
+    _, state, key = _keyed(machine, args)
+    if traits(state.spec.type).storage is not Storage.HASH:
+        return -errno.EINVAL  # elements of arrays cannot be deleted
+    return -errno.ENOENT if state.table.pop(key, None) is None else 0
 
 
 def _clock(machine: Machine, args: Sequence[int]) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from egpu.export.json import render_line
-from egpu.maps import MapView, ring_controls
+from egpu.maps import HashView, MapView, ring_controls
 from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
 from egpu.tools.running import run_of
 from egpu.tools.sections import common_data, cost, coverage, launch_data
@@ -48,6 +48,9 @@ class ObjectOutput:
                 entries = _entries(view)
                 parts += _shown(name, entries)
                 data[name] = [{"key": key, **value} for key, value in entries]
+            elif isinstance(view, HashView):
+                shown_part, data[name] = _hash_report(name, view)
+                parts += shown_part
         for name, ring in self._rings():
             totals = ring.totals()
             parts.append(
@@ -71,7 +74,7 @@ class ObjectOutput:
 
     def _rings(self) -> Iterator[tuple[str, Ring]]:
         for name, view in self._session.maps.items():
-            if not isinstance(view, MapView):
+            if not isinstance(view, MapView | HashView):
                 yield name, view
 
     def _write(self, name: str, record: object) -> None:
@@ -129,29 +132,51 @@ def _entries(view: MapView) -> list[tuple[int, dict[str, object]]]:
     return found
 
 
+def _hash_report(name: str, view: HashView) -> tuple[list[Part], list[dict[str, object]]]:
+    """Every entry, smallest key first, and how many insertions a full map refused."""
+    found: list[tuple[str, dict[str, object]]] = []
+    data: list[dict[str, object]] = []
+    for number, copy in enumerate(view.copies()):
+        context: dict[str, object] = {"context": number} if len(view.copies()) > 1 else {}
+        for key, value in sorted(copy.items(), key=lambda item: (str(type(item[0])), item[0])):
+            found.append((shown(key), {"value": plain(value), **context}))
+            data.append({"key": plain(key), "value": plain(value), **context})
+    parts = _shown(name, found, empty="no entries", kind="entries")
+    refused, given_up = view.counter("full"), view.counter("busy")
+    if refused or given_up:
+        text = f"{name}: {refused:,} insertions refused because the map was full"
+        text += f", {given_up:,} updates given up under contention" if given_up else ""
+        parts.append(Paragraph(text, Weight.WARNING))
+    return parts, data
+
+
 def _holds(value: object) -> bool:
     if isinstance(value, tuple):
         return any(_holds(item) for item in value)
     return any(value) if isinstance(value, bytes) else bool(value)
 
 
-def _shown(name: str, entries: list[tuple[int, dict[str, object]]]) -> list[Part]:
+def _shown(
+    name: str,
+    entries: Sequence[tuple[int | str, dict[str, object]]],
+    *,
+    empty: str = "all zero",
+    kind: str = "entries that are not zero",
+) -> list[Part]:
     if not entries:
-        return [Paragraph(f"{name}: all zero")]
+        return [Paragraph(f"{name}: {empty}")]
     columns = (Column("KEY"), Column("VALUE", Align.LEFT, may_shorten=True))
     rows = tuple(
         (_key(key, value), _line(value.get("value", value.get("per_sm"))))
         for key, value in entries[:ROWS]
     )
-    parts: list[Part] = [
-        Table(f"{name} ({len(entries):,} entries that are not zero)", columns, rows)
-    ]
+    parts: list[Part] = [Table(f"{name} ({len(entries):,} {kind})", columns, rows)]
     if len(entries) > ROWS:
         parts.append(Paragraph(f"... and {len(entries) - ROWS:,} more; --json has them"))
     return parts
 
 
-def _key(key: int, value: dict[str, object]) -> str:
+def _key(key: int | str, value: dict[str, object]) -> str:
     return f"{key} (context {value['context']})" if "context" in value else str(key)
 
 

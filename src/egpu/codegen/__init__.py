@@ -2,12 +2,13 @@
 
 from egpu.codegen.device_code import DeviceCode, Launch, Relocation, RelocKind, Target
 from egpu.codegen.executor import compile_executor_ptx
-from egpu.codegen.host import HostArenas, run_host
+from egpu.codegen.host import HostArenas, HostProgram, run_host
 from egpu.codegen.probe import compile_probe
 
 __all__ = [
     "DeviceCode",
     "HostArenas",
+    "HostProgram",
     "Launch",
     "RelocKind",
     "Relocation",

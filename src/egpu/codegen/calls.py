@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from egpu.bpf.helpers import HELPERS
+from egpu.bpf.maptypes import Storage, traits
 from egpu.codegen.arena import ARENA_HEADER
 from egpu.codegen.arrays import map_delete, map_lookup, map_update
+from egpu.codegen.hashes import HASHES
 from egpu.codegen.helper_call import Call, argument_place
 from egpu.codegen.ir import GLOBAL
 from egpu.codegen.library_ring import DISCARD
 from egpu.codegen.rings import ring_commit, ring_output, ring_query, ring_reserve
 from egpu.codegen.scope import Scope
-from egpu.errors import UnsupportedError
+from egpu.errors import InternalError, UnsupportedError
 
 
 def lower_helper(scope: Scope, pc: int, number: int) -> None:
@@ -73,11 +75,36 @@ def _fence(call: Call) -> str:
     return "0"
 
 
+_ARRAYS: dict[str, Callable[[Call], str]] = {
+    "map_lookup": map_lookup,
+    "map_update": map_update,
+    "map_delete": map_delete,
+}
+_BY_STORAGE: dict[Storage, dict[str, Callable[[Call], str]]] = {
+    Storage.ARRAY: _ARRAYS,
+    Storage.PER_SM_ARRAY: _ARRAYS,
+    Storage.HASH: HASHES,
+}
+
+
+def _of_map(name: str) -> Callable[[Call], str]:
+    """The body of a helper that depends on the map of r1."""
+
+    def build(call: Call) -> str:
+        _, spec = call.scope.map_at(call.pc, 1)
+        storage = traits(spec.type).storage
+        if storage is None or name not in _BY_STORAGE.get(storage, {}):
+            raise InternalError(f"{call.helper.name} on map {spec.name} ({spec.type.name})")
+        return _BY_STORAGE[storage][name](call)
+
+    return build
+
+
 # fmt: off
 _BODIES: dict[str, Callable[[Call], str | None]] = {
-    "map_lookup":      map_lookup,
-    "map_update":      map_update,
-    "map_delete":      map_delete,
+    "map_lookup":      _of_map("map_lookup"),
+    "map_update":      _of_map("map_update"),
+    "map_delete":      _of_map("map_delete"),
     "ktime_get_ns":    _register("globaltimer", 64),
     "globaltimer":     _register("globaltimer", 64),
     "prandom_u32":     _register("prandom", 64),

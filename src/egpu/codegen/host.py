@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping
+from typing import Self
 
 from egpu.codegen.arena import LAUNCH_BLOCK, ArenaLayout, initial_chunks, plan
 from egpu.codegen.device_code import Relocation, RelocKind
@@ -49,35 +50,56 @@ def _address(memory: ctypes.Array[ctypes.c_char]) -> int:
     return -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
 
 
-def run_host(vp: VerifiedProgram, memory: bytearray, *, arenas: HostArenas | None = None) -> int:
-    """Run ``vp`` with r1 = ``memory`` (changed in place), r2 = its size; r0 as an unsigned number.
+class HostProgram:
+    """``vp`` compiled for this machine, to be run many times.  Context manager.
 
-    Maps live in ``arenas``, or are fresh for this run without it.  Raises TypeError for anything
-    that the verifier did not make, InputError for memory of another size than it was verified for,
-    UnsupportedError for what exists in a kernel only.
+    Maps live in ``arenas``, or in new ones without it.  Raises TypeError for anything that the
+    verifier did not make, UnsupportedError for what exists in a kernel only.
     """
-    lowered = lower(vp, Machine.X86_64)
-    if len(memory) != vp.memory_size:
-        raise InputError(
-            f"verified for {vp.memory_size} bytes of memory, {len(memory)} were given",
-            where=f"program {vp.program.name}",
+
+    def __init__(self, vp: VerifiedProgram, *, arenas: HostArenas | None = None) -> None:
+        lowered = lower(vp, Machine.X86_64)
+        self._vp = vp
+        self.arenas = HostArenas(vp) if arenas is None and lowered.symbols else arenas
+        values = {} if self.arenas is None else _values(vp, lowered.symbols, self.arenas)
+        start = lowered.start("%memory", str(vp.memory_size))
+        text = (
+            f"define i64 @{_START}(i64 %memory) #0 {{\n{start}\n"
+            "  ret i64 %result\n}\nattributes #0 = { nounwind }\n"
         )
-    if arenas is None and lowered.symbols:
-        arenas = HostArenas(vp)
-    values = {} if arenas is None else _values(vp, lowered.symbols, arenas)
-    start = (
-        f"define i64 @{_START}(i64 %memory) #0 {{\n{lowered.start('%memory', str(len(memory)))}\n"
-        "  ret i64 %result\n}\nattributes #0 = { nounwind }\n"
-    )
-    code = HostCode(lowered.module(start, values))
-    try:
-        entry = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(code.address(_START))
+        self._code = HostCode(lowered.module(text, values))
+
+    def run(self, memory: bytearray) -> int:
+        """Run with r1 = ``memory`` (changed in place), r2 = its size; r0 as an unsigned number.
+
+        Raises InputError for memory of another size than the program was verified for.
+        """
+        if len(memory) != self._vp.memory_size:
+            raise InputError(
+                f"verified for {self._vp.memory_size} bytes of memory, {len(memory)} were given",
+                where=f"program {self._vp.program.name}",
+            )
+        entry = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(self._code.address(_START))
         block = (ctypes.c_char * max(1, len(memory))).from_buffer(memory or bytearray(1))
         result: int = entry(ctypes.addressof(block))
         del block
-    finally:
-        code.close()
-    return result
+        return result
+
+    def close(self) -> None:
+        """Free the code."""
+        self._code.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def run_host(vp: VerifiedProgram, memory: bytearray, *, arenas: HostArenas | None = None) -> int:
+    """Run ``vp`` once: what ``HostProgram(vp, arenas=arenas).run(memory)`` gives."""
+    with HostProgram(vp, arenas=arenas) as program:
+        return program.run(memory)
 
 
 def _values(

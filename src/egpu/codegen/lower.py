@@ -138,9 +138,8 @@ def lower(verified: VerifiedProgram, machine: Machine) -> Lowered:
     if unit.uses_slot:
         unit.symbols[Relocation(RelocKind.SM_SLOTS)] = None
     symbols = tuple(unit.symbols)
-    return Lowered(
-        "".join(texts.values()), symbols, unit.state_size, unit.uses_sm, unit.uses_slot, machine
-    )
+    functions = "".join((*texts.values(), *unit.functions.values()))
+    return Lowered(functions, symbols, unit.state_size, unit.uses_sm, unit.uses_slot, machine)
 
 
 class _Function:

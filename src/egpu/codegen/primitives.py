@@ -83,6 +83,15 @@ _PTX_FUNCTIONS = (
          "red.relaxed.gpu.global.add.u64 [$0], $1;", "l,l,~{memory}"),
     _asm("cas_gpu", "i64", "i64 %a, i64 %c, i64 %v",
          "atom.relaxed.gpu.global.cas.b64 $0, [$1], $2, $3;", "=l,l,l,l,~{memory}"),
+    _asm("acquire_gpu", "i64", "i64 %a", "ld.acquire.gpu.global.b64 $0, [$1];", "=l,l,~{memory}"),
+    _asm("fetch_add_gpu", "i64", "i64 %a, i64 %v",
+         "atom.acq_rel.gpu.global.add.u64 $0, [$1], $2;", "=l,l,l,~{memory}"),
+    _asm("swap_gpu", "i64", "i64 %a, i64 %c, i64 %v",
+         "atom.acq_rel.gpu.global.cas.b64 $0, [$1], $2, $3;", "=l,l,l,l,~{memory}"),
+    _asm("release_gpu", "void", "i64 %a, i64 %v",
+         "st.release.gpu.global.b64 [$0], $1;", "l,l,~{memory}"),
+    _asm("add_release_gpu", "void", "i64 %a, i64 %v",
+         "red.release.gpu.global.add.u64 [$0], $1;", "l,l,~{memory}"),
     _asm("release_sys", "void", "i64 %a, i64 %v",
          "st.release.sys.global.b64 [$0], $1;", "l,l,~{memory}"),
     # A slot for this SM: %smid can be sparse and beyond the slots of the layout; the last slot
@@ -128,6 +137,22 @@ _HOST_FUNCTIONS = (
               "  %p = inttoptr i64 %a to ptr\n"
               "  %q = cmpxchg ptr %p, i64 %c, i64 %v seq_cst seq_cst, align 8\n"
               "  %r = extractvalue { i64, i1 } %q, 0\n  ret i64 %r"),
+    _function("acquire_gpu", "i64", "i64 %a",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %r = load atomic i64, ptr %p acquire, align 8\n  ret i64 %r"),
+    _function("fetch_add_gpu", "i64", "i64 %a, i64 %v",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %r = atomicrmw add ptr %p, i64 %v seq_cst, align 8\n  ret i64 %r"),
+    _function("swap_gpu", "i64", "i64 %a, i64 %c, i64 %v",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %q = cmpxchg ptr %p, i64 %c, i64 %v seq_cst seq_cst, align 8\n"
+              "  %r = extractvalue { i64, i1 } %q, 0\n  ret i64 %r"),
+    _function("add_release_gpu", "void", "i64 %a, i64 %v",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %r = atomicrmw add ptr %p, i64 %v seq_cst, align 8\n  ret void"),
+    _function("release_gpu", "void", "i64 %a, i64 %v",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  store atomic i64 %v, ptr %p release, align 8\n  ret void"),
     _function("release_sys", "void", "i64 %a, i64 %v",
               "  %p = inttoptr i64 %a to ptr\n"
               "  store atomic i64 %v, ptr %p release, align 8\n  ret void"),

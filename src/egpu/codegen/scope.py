@@ -30,6 +30,7 @@ class Unit:
     verified: VerifiedProgram
     machine: Machine
     symbols: dict[Relocation, None] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)  # what maps need, by name
     uses_sm: bool = False
     uses_slot: bool = False
 

@@ -1,5 +1,6 @@
 """Shared state of probes and people: bytes on the device, memory, Python views, ring buffers."""
 
+from egpu.maps.hash_view import HashView
 from egpu.maps.layout import (
     ArenaLayout,
     MapPlace,
@@ -15,6 +16,7 @@ from egpu.maps.view import MapCopy, MapView, summable
 __all__ = [
     "ArenaLayout",
     "Batch",
+    "HashView",
     "HostArena",
     "MapCopy",
     "MapPlace",

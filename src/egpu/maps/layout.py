@@ -15,6 +15,8 @@ Device arena (one per process and device)::
                   round_up(max_entries x round_up(value_size, 8), 128); slot s has the copies from
                   s x spread on
     RINGBUF       sm_slots control blocks of 128 bytes (RING_CONTROL)
+    HASH          a control block of 128 bytes (HASH_CONTROL), then ``hash_table(spec).slots``
+                  times a slot header (HASH_SLOT), key and value, each rounded up to 8 bytes
 
 Host arena (a memfd)::
 
@@ -32,6 +34,22 @@ group::
     8   u64 commit  0 while being written; position + 1 once published, | DISCARD if dropped
     16  count x round_up(size, 8) bytes, the whole rounded up to 16
 
+Hash: a key's hash names its home slot; the key lies in one of the HASH_WINDOW slots from there on
+(the table is a circle).  A slot's ``state`` is::
+
+    bits 0-1    FREE, BUSY (claimed, key and value being written) or FULL
+    bits 2-23   of the key's hash
+    bits 24-43  pins: threads that are copying a value into the entry, which cannot be deleted then
+    bits 44-63  incarnation: counts how often the slot was freed
+
+Its ``home`` word is about the keys whose home it is, wherever they lie: bits 0-31 ``reach``, how
+many slots from here such keys were ever put into (so whoever looks for one stops there, and no
+tombstones are needed); bit 32 LOCK, held by the one thread that inserts such a key; bits 33-63
+count insertions.  Since the whole word is compared and swapped to take LOCK, whoever gets it knows
+that no such key was inserted since it looked.  Whatever a reader finds FULL was completely written
+before (release and acquire with GPU scope).  Looking up, updating in place and deleting take no
+lock.
+
 A producer claims by compare-and-swap on ``head`` in HBM, never waits, and counts ``dropped``
 records when the group does not fit between ``head`` and ``tail``.  It writes payload, size and
 count, then releases ``commit`` with system scope.  The reader acquires ``commit``, checks it
@@ -44,11 +62,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from egpu.bpf.maptypes import Storage, traits
+from egpu.bpf.maptypes import HASH_WINDOW, Storage, traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError, UnsupportedError
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 LAUNCH_BLOCK_SIZE = 32
 # fmt: off
@@ -84,6 +102,24 @@ RING_GROUP_HEADER = 16
 RING_PAD_COUNT = 0xFFFFFFFF
 RING_DISCARD = 1 << 63
 
+HASH_CONTROL: dict[str, tuple[int, int]] = {   # per hash map, in the device arena
+    "count":  (0, 8),          # entries, those being inserted and deleted included
+    "full":   (8, 8),          # insertions refused because the map was full
+    "busy":   (16, 8),         # updates and deletions given up: others were at it all the time
+}
+HASH_CONTROL_SIZE = 128
+HASH_SLOT: dict[str, tuple[int, int]] = {
+    "state":  (0, 8),
+    "home":   (8, 8),
+}
+HASH_SLOT_HEADER = 16
+HASH_FREE, HASH_BUSY, HASH_FULL = 0, 1, 3
+HASH_STATE, HASH_TAG_BITS = 0b11, 22
+HASH_PIN, HASH_PINS = 1 << 24, (1 << 44) - (1 << 24)
+HASH_INCARNATION = 1 << 44
+HASH_LOCK = 1 << 32
+HASH_KEY_MAXIMUM = 256              # bytes
+
 HOST_MAGIC = 0x54534F48_55504745    # "EGPUHOST"
 HOST_CONTROL: dict[str, tuple[int, int]] = {
     "magic":         (0, 8),
@@ -118,6 +154,27 @@ class MapPlace:
     ring_size: int = 0  # of one SM's ring
     ring_readers: int = 0  # offset of the reader positions in the host arena
     spread: int = 1  # copies per SM slot of a per-SM map
+
+
+@dataclass(frozen=True, slots=True)
+class HashTable:
+    """The table of a hash map: what depends on its declaration only; offsets from the map's."""
+
+    slots: int  # a power of two
+    stride: int  # bytes of a slot
+    key: int  # offset of the key in a slot
+    value: int  # offset of the value in a slot
+    table: int  # offset of slot 0
+    size: int  # bytes of the map
+
+
+def hash_table(spec: MapSpec) -> HashTable:
+    """The table of ``spec``: at least two slots for each entry, and never less than a window."""
+    slots = max(HASH_WINDOW, 1 << (2 * spec.max_entries - 1).bit_length())
+    value = HASH_SLOT_HEADER + round_up(spec.key_size, 8)
+    stride = value + round_up(spec.value_size, 8)
+    table = HASH_CONTROL_SIZE
+    return HashTable(slots, stride, HASH_SLOT_HEADER, value, table, table + slots * stride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +235,9 @@ def plan(maps: Sequence[MapSpec], sm_slots: int, *, additive: Collection[int] = 
                 ring = _ring_size(spec, sm_slots)
                 place = MapPlace(offset, RING_CONTROL_SIZE, 0, ring_size=ring)
                 total = RING_CONTROL_SIZE * sm_slots
+            case Storage.HASH:
+                table = hash_table(spec)
+                place, total = MapPlace(offset, 0, table.stride), table.size
             case None:
                 raise InternalError(f"map {spec.name} passed the check without storage")
         places.append(place)
@@ -215,13 +275,17 @@ def _check(spec: MapSpec) -> None:
     kind = traits(spec.type)
     if kind.storage is None:
         raise UnsupportedError(
-            f"{where}: map type {spec.type.name}", needs="one of ARRAY, PERCPU_ARRAY, RINGBUF"
+            f"{where}: map type {spec.type.name}", needs="a type that docs/guide.md lists"
         )
     if spec.max_entries < 1:
         raise InputError("max_entries is 0", where=where, hint="give it at least 1")
     if kind.has_values and spec.value_size < 1:
         raise InputError("value size is 0", where=where, hint="declare a value type")
-    if kind.has_values and spec.key_size != 4:
+    if kind.storage is Storage.HASH and not 1 <= spec.key_size <= HASH_KEY_MAXIMUM:
+        raise InputError(
+            f"key size is {spec.key_size}", where=where, hint=f"1 to {HASH_KEY_MAXIMUM} bytes"
+        )
+    if kind.indexed and spec.key_size != 4:
         raise InputError(
             f"key size is {spec.key_size}", where=where, hint="arrays have keys of 4 bytes (u32)"
         )

@@ -11,6 +11,7 @@ from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.program import MapSpec
 from egpu.maps import (
     ArenaLayout,
+    HashView,
     HostArena,
     MapCopy,
     MapView,
@@ -85,15 +86,16 @@ class Arenas:
             arena.host.close()
 
 
-class Maps(Mapping[str, "MapView | Ring"]):
-    """The maps of a session by name: ``MapView`` for arrays, ``Ring`` for ring buffers."""
+class Maps(Mapping[str, "MapView | HashView | Ring"]):
+    """The maps of a session by name: ``MapView`` for arrays, ``HashView`` for hash maps, ``Ring``
+    for ring buffers."""
 
     def __init__(self, arenas: Arenas, specs: Sequence[MapSpec], names: Sequence[str]) -> None:
         self._arenas = arenas
         self._specs = dict(zip(names, enumerate(specs), strict=True))
         self._rings: dict[str, Ring] = {}
 
-    def __getitem__(self, name: str) -> MapView | Ring:
+    def __getitem__(self, name: str) -> MapView | HashView | Ring:
         if name not in self._specs:
             known = ", ".join(self._specs) or "none"
             raise KeyError(f"no map {name!r}; the session's maps are: {known}")
@@ -109,6 +111,8 @@ class Maps(Mapping[str, "MapView | Ring"]):
             MapCopy(arena.layout.places[index], arena.layout.sm_slots, arena.host.snapshot)
             for arena in self._arenas.all()
         )
+        if traits(spec.type).storage is Storage.HASH:
+            return HashView(spec, copies)
         return MapView(spec, copies)
 
     def rings(self) -> tuple[Ring, ...]:

@@ -8,7 +8,7 @@ from egpu.bpf.helpers import HELPERS, Arg, Helper, Ret
 from egpu.bpf.isa import CallSrc
 from egpu.bpf.maptypes import MapType, traits
 from egpu.bpf.program import MapSpec
-from egpu.verifier import checks
+from egpu.verifier import checks, cost
 from egpu.verifier.checks import Access
 from egpu.verifier.memory import clobber_stack, overwrite_somewhere, touch_stack
 from egpu.verifier.report import Refusal, describe
@@ -34,6 +34,7 @@ _REFUSED: dict[int, str] = {
 
 
 _KEY_SIZE = 4  # of arrays
+_LARGEST_KEY = 256  # of tables
 _LARGEST_VALUE = 1 << 29  # as for pointer offsets
 
 # Types whose first value has a fixed address (.data, .bss, .rodata).
@@ -60,7 +61,10 @@ def find_helper(setting: Setting, number: int) -> Helper:
 
 
 def call(setting: Setting, recorder: Recorder, state: State, step: Step) -> int:
-    """Check a helper call and apply it. Gives the ring-buffer bytes it may write."""
+    """Check a helper call and apply it.
+
+    Gives what it spends beyond its row's cost (packed): ring-buffer bytes, slots looked at.
+    """
     assert step.src == CallSrc.HELPER, "local calls are exploration's"
     helper = find_helper(setting, step.imm)
     recorder.helpers.add(helper.id)
@@ -211,7 +215,10 @@ class _Call:
         registers = self.state.frame.registers
         registers[1:6] = [None] * 5
         registers[0] = self._result()
-        return self.ring_bytes
+        spent = cost.ring(self.ring_bytes)
+        if Arg.KEY in self.helper.args:
+            spent += cost.probes(traits(self.setting.map(self.map).type).probes)
+        return spent
 
     def _result(self) -> Scalar | Pointer | None:
         match self.helper.ret:
@@ -241,13 +248,15 @@ def check_map(spec: MapSpec) -> None:
         raise Refusal(
             "P2",
             f"map {spec.name}: type {spec.type.name} is not supported",
-            hint="use ARRAY, PERCPU_ARRAY or RINGBUF",
+            hint="docs/guide.md lists the types there are",
         )
     if not traits(spec.type).has_values:
         return
     # Device bodies read keys of 4 bytes and pointers stay within values: sizes must be as agreed.
-    if spec.key_size != _KEY_SIZE:
-        raise Refusal("P2", f"map {spec.name}: keys have {spec.key_size} bytes, must have 4")
+    smallest, largest = (_KEY_SIZE, _KEY_SIZE) if traits(spec.type).indexed else (1, _LARGEST_KEY)
+    if not smallest <= spec.key_size <= largest:
+        needs = f"{smallest} to {largest}" if smallest < largest else str(smallest)
+        raise Refusal("P2", f"map {spec.name}: keys have {spec.key_size} bytes, must have {needs}")
     if spec.max_entries < 1 or not 1 <= spec.value_size < _LARGEST_VALUE:
         raise Refusal(
             "P2",

@@ -30,6 +30,7 @@ NOTHING = 0
 _BITS = 64
 _FIELD = (1 << _BITS) - 1
 _FIELDS = 6
+_PROBE = 8  # instructions for each slot that is looked at
 _HELPERS, _RING = 4 * _BITS, 5 * _BITS
 _ACCESSES = frozenset({Kind.LOAD, Kind.LOAD_SIGNED, Kind.STORE_IMM, Kind.STORE_REG})
 
@@ -50,6 +51,11 @@ def pack(cost: Cost) -> int:
 def ring(count: int) -> int:
     """``count`` bytes written to a ring."""
     return count << _RING
+
+
+def probes(count: int) -> int:
+    """Slots of a table that a helper may have to look at."""
+    return count * _PROBE << _HELPERS
 
 
 def instructions(spent: int) -> int:

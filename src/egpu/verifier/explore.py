@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from egpu.bpf.isa import CallSrc, Kind
 from egpu.verifier import branch, calls
-from egpu.verifier.cost import NOTHING, Node, Spent, instructions, ring, spends, weight
+from egpu.verifier.cost import NOTHING, Node, Spent, instructions, spends, weight
 from egpu.verifier.counters import Counted, Counting, count, put
 from egpu.verifier.execute import apply, first_state
 from egpu.verifier.liveness import Liveness
@@ -185,9 +185,7 @@ class Exploration:
                     state, self.pc = jumping, step.target
                 continue
             if kind is Kind.CALL and step.src == CallSrc.HELPER:
-                written = calls.call(setting, self.recorder, state, step)
-                if written:
-                    self.spent += ring(written)
+                self.spent += calls.call(setting, self.recorder, state, step)
                 self.pc = step.following
                 continue
             if kind is Kind.EXIT and part is not None and part.returns(state):

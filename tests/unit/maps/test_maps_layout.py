@@ -48,8 +48,8 @@ def test_ring_of_one_sm_is_a_share_rounded_up(entries, slots, size):
 
 
 def test_maps_that_cannot_be_laid_out_are_refused_by_name():
-    with pytest.raises(UnsupportedError, match="map h: map type HASH"):
-        L.plan([MapSpec("h", MapType.HASH, 4, 4, 1)], 1)
+    with pytest.raises(UnsupportedError, match="map h: map type STACK_TRACE"):
+        L.plan([MapSpec("h", MapType.STACK_TRACE, 4, 4, 1)], 1)
     with pytest.raises(InputError, match="map a: max_entries is 0"):
         L.plan([MapSpec("a", MapType.ARRAY, 4, 4, 0)], 1)
     with pytest.raises(InputError, match="map a: value size is 0"):
@@ -85,3 +85,22 @@ def test_ring_table_has_a_row_per_ring():
     plan = L.plan([ARRAY, RING], 2)
     place = plan.places[1]
     assert L.ring_table(plan) == (L.RingTable(place.offset, place.ring_readers, 2),)
+
+
+@pytest.mark.parametrize(
+    ("entries", "slots"), [(1, 128), (64, 128), (65, 256), (128, 256), (1 << 20, 1 << 21)]
+)
+def test_hash_table(entries, slots):
+    """Two slots for each entry, and a whole window even in the smallest table."""
+    spec = MapSpec("h", MapType.HASH, 5, 12, entries)
+    shape = L.hash_table(spec)
+    assert (shape.slots, shape.key, shape.value, shape.stride) == (slots, 16, 24, 40)
+    assert shape.size == 128 + slots * 40
+    first, second = L.plan([spec, spec], 7).places
+    assert second.offset - first.offset >= shape.size
+
+
+@pytest.mark.parametrize("size", [0, 257])
+def test_hash_keys_have_limits(size):
+    with pytest.raises(InputError, match=f"map h.*key size is {size}"):
+        L.plan([MapSpec("h", MapType.HASH, size, 8, 4)], 1)

@@ -51,7 +51,7 @@ def test_what_is_not_an_arena_is_refused():
     with pytest.raises(AgentError, match="100 bytes"):
         HostArena.open(fd)
     os.ftruncate(fd, 8192)
-    with pytest.raises(AgentError, match="layout version 1"):
+    with pytest.raises(AgentError, match=f"layout version {L.LAYOUT_VERSION}"):
         HostArena.open(fd)
     os.close(fd)
 
