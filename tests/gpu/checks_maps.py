@@ -1,0 +1,29 @@
+"""Maps under load: totals that are known whatever the order of the threads."""
+
+from __future__ import annotations
+
+import json
+
+from building import HERE, Built
+from hash_totals import results_of, wrong_totals
+from observing import egpu, plain, require
+
+LAUNCHES, SIZE = 10, 1_000_000
+
+
+def hashes(built: Built) -> str:
+    """Mixed insertions, updates and deletions from all SMs, by five kernels one after another."""
+    workload = [str(built.demo), "--launches", str(LAUNCHES), "--size", str(SIZE), "--json"]
+    program = str(HERE / "probes" / "hashes.bpf.o")
+    run = plain(egpu("run", program, "--json", "--", *workload), timeout=300)
+    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
+    totals, report = map(json.loads, run.output.strip().splitlines()[-2:])
+    threads = sum(row["threads"] for row in totals["kernels"].values())
+    wrong = wrong_totals(report["maps"], threads)
+    require(not wrong, "; ".join(wrong[:20]))
+    results = results_of(report["maps"])
+    operations = 4 * threads + results["deleted"] + results["absent"]
+    return f"{operations:,} operations by {threads:,} threads exact"
+
+
+CHECKS = (hashes,)

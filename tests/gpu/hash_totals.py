@@ -1,0 +1,47 @@
+"""What probes/hashes.bpf.c must leave behind, whatever the order its threads came in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+KEYS, FEW, ROOM = 1000, 200, 100
+RESULTS = (
+    "threads", "won", "lost", "inserted", "present", "deleted", "absent", "filled", "refused",
+    "other",
+)  # fmt: skip
+
+
+def results_of(maps: Mapping[str, Sequence[Mapping]]) -> dict[str, int]:
+    """The program's own counts by name."""
+    found = {RESULTS[row["key"]]: row["value"] for row in maps["results"]}
+    return {name: found.get(name, 0) for name in RESULTS}
+
+
+def wrong_totals(maps: Mapping[str, Sequence[Mapping]], threads: int) -> list[str]:
+    """What differs from what ``threads`` threads must have done; ``maps`` as in the report."""
+    results = results_of(maps)
+    rows, churn, small = maps["counts"], maps["churn"], maps["small"]
+    facts = {
+        "threads": (results["threads"], threads),
+        "answers that no map gives": (results["other"], 0),
+        "keys counted": (len(rows), min(KEYS, len({row["key"]["number"] for row in rows}))),
+        "insertions that won": (results["won"], len(rows)),
+        "insertions that won or lost": (results["won"] + results["lost"], threads),
+        "sum of the counts": (sum(row["value"] for row in rows), threads),
+        "insertions into churn": (results["inserted"] + results["present"], threads),
+        "left in churn": (len(churn), results["inserted"] - results["deleted"]),
+        "entries of small": (len(small), ROOM),
+        "updates of small": (results["filled"] + results["refused"], threads),
+    }
+    wrong = [f"{name}: {found}, expected {want}" for name, (found, want) in facts.items()]
+    wrong = [
+        line for line, (found, want) in zip(wrong, facts.values(), strict=True) if found != want
+    ]
+    for row in rows:
+        number = row["key"]["number"]
+        if row["key"] != {"number": number, "twice": 2 * number, "square": number * number}:
+            wrong.append(f"torn key {row['key']}")
+    wrong += [f"torn key {row['key']} in churn" for row in churn if row["key"] >= FEW]
+    wrong += [f"value {row} in churn" for row in churn if row["value"] != 1]
+    wrong += [f"torn value {row} in small" for row in small if row["value"] != [3 * row["key"]] * 2]
+    return wrong
