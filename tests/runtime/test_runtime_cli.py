@@ -195,6 +195,17 @@ def test_a_workload_without_standard_streams(closed):
     assert (done.stderr, report["partial"], len(report["kernels"])) == ("", False, 5)
 
 
+def test_a_temporary_directory_with_a_long_name(tmp_path, monkeypatch):
+    """A socket's address has 107 bytes."""
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    done = egpu("run", "kernelcount", "--sim", "--json", "--", *workload())
+    assert done.returncode == 0, done.stderr
+    assert len(totals_and_report(done.stdout)[1]["kernels"]) == 5
+    assert not list(long.iterdir())
+
+
 def test_processes_that_outlive_the_command_run_on(tmp_path):
     """Its device and its twins stay theirs until they end."""
     told = tmp_path / "told"

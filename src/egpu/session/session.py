@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,7 @@ from egpu.session.attached import ProbeSet
 from egpu.session.cache import TwinCache, default_directory
 from egpu.session.objects import combine
 from egpu.session.twins import TwinBuilder, TwinReport
-from egpu.sim import SimulatedDevice
+from egpu.sim import SimulatedDevice, private_folder
 from egpu.verifier import VerifiedProgram, verify
 
 
@@ -239,7 +238,7 @@ class Session:
         return Assembler(ptxas)
 
     def _start(self, argv: Sequence[str]) -> None:
-        folder = tempfile.mkdtemp(prefix="egpu-")  # made with mode 0700
+        folder = private_folder("egpu-")
         self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         self._cleanup.callback(self._arenas.close)
         environment = dict(self._options.environment)
@@ -247,7 +246,7 @@ class Session:
             device = self._cleanup.enter_context(SimulatedDevice())
             environment.update(device.environment())
         self._server = Server(
-            Path(folder),
+            folder,
             self._broker,
             twin_wait_s=self._options.twin_wait_s,
             snapshot_period_s=self._options.snapshot_period_s,

@@ -5,6 +5,7 @@ Exact for what it implements, and it refuses the rest by name.
 
 from egpu.sim.executor import run_executor
 from egpu.sim.faults import FaultKind, SimulatedFault
+from egpu.sim.folder import private_folder
 from egpu.sim.machine import LaunchReport, Machine
 from egpu.sim.memory import DeviceMemory
 from egpu.sim.server import Server, SimulatedDevice, driver_directory
@@ -18,5 +19,6 @@ __all__ = [
     "SimulatedDevice",
     "SimulatedFault",
     "driver_directory",
+    "private_folder",
     "run_executor",
 ]

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from types import TracebackType
 
 from egpu.errors import AgentError, InputError, InternalError, UnsupportedError
 from egpu.sim.client import Client, Refusal
+from egpu.sim.folder import private_folder
 from egpu.sim.wire import receive, reply
 
 SOCKET_VARIABLE = "EGPU_SIM_SOCKET"
@@ -170,7 +170,7 @@ class SimulatedDevice:
 
     def __enter__(self) -> SimulatedDevice:
         driver_directory()
-        self._directory = Path(tempfile.mkdtemp(prefix="egpu-sim-"))  # mode 0700
+        self._directory = private_folder("egpu-sim-")
         try:
             self._start()
         except BaseException:
