@@ -195,6 +195,25 @@ def test_a_workload_without_standard_streams(closed):
     assert (done.stderr, report["partial"], len(report["kernels"])) == ("", False, 5)
 
 
+def test_more_processes_than_descriptors():
+    script = f'ulimit -n 40; exec {sys.executable} -m egpu run kernelcount --sim --json -- "$@"'
+    loop = 'for i in $(seq 25); do "$@" > /dev/null || exit 1; done'
+    command = ["sh", "-c", script, "sh", "sh", "-c", loop, "sh", *workload(launches=1, size=64)]
+    paths = [str(NATIVE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        list(map(str, command)),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["partial"] is False
+    assert [row["launches_probed"] for row in report["kernels"]] == [25] * 5
+
+
 def test_a_temporary_directory_with_a_long_name(tmp_path, monkeypatch):
     """A socket's address has 107 bytes."""
     long = tmp_path / ("x" * 120)

@@ -32,6 +32,7 @@ from egpu.maps.layout import (
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _STABLE_WAIT_S = 2.0
+_KEPT_BYTES = 1 << 16  # what is kept is copied by parts of this size, all zero or not
 # x86-64 keeps loads in order and stores in order (Intel SDM vol. 3, 9.2.2), so a plain 8-byte
 # access is an acquire or a release there.
 _ORDERED = platform.machine() in ("x86_64", "AMD64")
@@ -164,7 +165,7 @@ class HostArena:
 
     @property
     def fd(self) -> int:
-        """The memfd, owned by the arena."""
+        """The memfd, owned by the arena; -1 once it was given back."""
         return self._fd
 
     @property
@@ -210,11 +211,32 @@ class HostArena:
                 return Snapshot(data, time_ns, before // 2, final, stable)
             time.sleep(0.0005)
 
+    def keep(self) -> None:
+        """Keep the contents and give the descriptors back: a session has few of them, and may see
+        thousands of processes.  For an arena whose process is gone; ``fd`` is -1 afterwards.
+        """
+        if self._closed or self._fd < 0:
+            return
+        own = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        copied = np.frombuffer(own, np.uint8)
+        for start in range(0, self.size, _KEPT_BYTES):  # pages that are never written cost nothing
+            part = self._bytes[start : start + _KEPT_BYTES]
+            if part.any():
+                copied[start : start + _KEPT_BYTES] = part
+            del part  # or it would hold the mapping
+        before, fd = self._map, self._fd
+        self._map, self._fd = own, -1
+        self._bytes, self._words = copied, copied.view("<u8")
+        with contextlib.suppress(BufferError):
+            before.close()
+        os.close(fd)
+
     def close(self) -> None:
         """Unmap and close the descriptor. May be called twice."""
         if not self._closed:
             self._unmap()
-            os.close(self._fd)
+            if self._fd >= 0:
+                os.close(self._fd)
 
     def _require_open(self) -> None:
         if self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Arenas:
 
     def open(self, pid: int, device: DeviceInfo) -> ArenaSetup:
         """What the agent of ``pid`` needs to set up the arenas of a context on ``device``."""
+        self._keep_ended()
         layout = self.layout(device)
         initial = initial_chunks(layout, self._maps, pid)
         host = HostArena.create(layout, initial)
@@ -67,6 +69,11 @@ class Arenas:
             sm_slots=layout.sm_slots,
         )
 
+    def _keep_ended(self) -> None:
+        for arena in self.all():
+            if arena.host.fd >= 0 and _gone(arena.pid):
+                arena.host.keep()
+
     def layout(self, device: DeviceInfo) -> ArenaLayout:
         """The layout on ``device``; it depends on the number of SMs only."""
         return plan(self._maps, device.sm_count, additive=self._additive)
@@ -84,6 +91,16 @@ class Arenas:
         """Unmap everything; views are unusable afterwards."""
         for arena in self.all():
             arena.host.close()
+
+
+def _gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 class Maps(Mapping[str, "MapView | HashView | Ring"]):

@@ -94,3 +94,29 @@ def test_ring_counters_are_read_from_a_snapshot():
         arena.words[base : base + 4] = [64, 32, 3, 5]
         rows = ring_controls(arena.snapshot(), PLAN.places[1], 2)
         assert rows == (RingControl(0, 0, 0, 0), RingControl(64, 32, 3, 5))
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_an_arena_of_a_process_that_is_gone_keeps_its_contents_without_descriptors():
+    before = descriptors()
+    arena = HostArena.create(PLAN, [(16, b"initial!")])
+    arena.words[-1] = 77
+    content, snapshot = arena.bytes.tobytes(), arena.snapshot()
+    view = arena.words  # of a reader in another thread
+    arena.keep()
+    arena.keep()
+    assert (arena.fd, arena.size, int(view[-1])) == (-1, len(content), 77)
+    assert arena.bytes.tobytes() == content
+    assert arena.snapshot() == snapshot
+    arena.words[-1] = 78
+    assert int(arena.words[-1]) == 78
+    del view
+    assert descriptors() == before
+    arena.close()
+    arena.close()
+    arena.keep()
+    with pytest.raises(AgentError):
+        _ = arena.words
