@@ -21,7 +21,7 @@ WIDE_SHIFTS = {
 
 def test_constructor_wants_the_seal():
     good = check(END)
-    fields = {"facts": good.facts, "cost": good.cost, "memory_size": 0}
+    fields = {"facts": good.facts, "cost": good.cost, "warp_cost": good.warp_cost, "memory_size": 0}
     for seal in (object(), None, True, verified.VerifiedProgram):
         with pytest.raises(TypeError, match=r"only egpu\.verifier\.verify"):
             VerifiedProgram(seal, program("exit"), Policy.PROBE, **fields)

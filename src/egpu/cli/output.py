@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON instead of text for people."
 )
+cost_limit_option = click.option(
+    "--cost-limit",
+    metavar="N",
+    type=click.IntRange(1),
+    default=100_000,
+    show_default=True,
+    help="Most instructions that a program may add to one thread.",
+)
 output_option = click.option(
     "-o",
     "--output",

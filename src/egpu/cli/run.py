@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from egpu.cli.output import destination, json_option, output_option, read_file, write_report
+from egpu.cli.output import (
+    cost_limit_option,
+    destination,
+    json_option,
+    output_option,
+    read_file,
+    write_report,
+)
 from egpu.cli.seconds import Seconds
 from egpu.errors import InputError
 
@@ -46,6 +53,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1, (1 << 32) - 1),
     help="kernellat: measure 1 of N blocks, which costs less; launches are then not measured.",
 )
+@cost_limit_option
 @click.option("--no-follow", is_flag=True, help="Probe only COMMAND itself, not its children.")
 @click.option(
     "--interval",
@@ -66,6 +74,7 @@ def command(
     twin_wait: float,
     allow_occupancy_loss: bool,
     every: int | None,
+    cost_limit: int,
     no_follow: bool,
     interval: float,
 ) -> int:
@@ -91,6 +100,7 @@ def command(
         twin_wait_s=twin_wait,
         allow_occupancy_loss=allow_occupancy_loss,
         follow=not no_follow,
+        cost_limit=cost_limit,
     )
     with destination(output) as stream:
         if tool is None:

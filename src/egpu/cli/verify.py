@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from egpu.cli.output import json_option, read_file
+from egpu.cli.output import cost_limit_option, json_option, read_file
 from egpu.errors import InputError, VerifierError
 
 if TYPE_CHECKING:
@@ -20,20 +20,23 @@ EXIT_REJECTED = 1
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the verifier said of one program: its cost and warnings, or why it was refused."""
+    """What the verifier said of one program: its cost (of a thread, of a warp) and warnings, or why
+    it was refused."""
 
     program: Program
     cost: Cost | None
+    warp_cost: Cost | None
     error: VerifierError | None
     warnings: tuple[VerifierWarning, ...] = ()
 
 
 @click.command("verify")
 @click.argument("object_file", metavar="OBJECT", type=click.Path(path_type=Path))
-@click.option("--cost", is_flag=True, help="Show the worst case of each program per thread.")
+@click.option("--cost", is_flag=True, help="Show the worst case per thread and per warp.")
+@cost_limit_option
 @click.option("--path", is_flag=True, help="Show the way that leads to each refusal.")
 @json_option
-def command(*, object_file: Path, cost: bool, path: bool, as_json: bool) -> int:
+def command(*, object_file: Path, cost: bool, cost_limit: int, path: bool, as_json: bool) -> int:
     """Check the programs of an object file.
 
     The exit code is 0 if all may be attached to kernels, 1 if one is refused.
@@ -43,7 +46,7 @@ def command(*, object_file: Path, cost: bool, path: bool, as_json: bool) -> int:
     programs = read_object(read_file(object_file), str(object_file)).programs
     if not programs:
         raise InputError("no program in it", where=str(object_file))
-    verdicts = [_verdict(program) for program in programs]
+    verdicts = [_verdict(program, cost_limit) for program in programs]
     if as_json:
         from egpu.export.json import render_json  # noqa: PLC0415
 
@@ -55,14 +58,14 @@ def command(*, object_file: Path, cost: bool, path: bool, as_json: bool) -> int:
     return EXIT_REJECTED if any(each.error for each in verdicts) else 0
 
 
-def _verdict(program: Program) -> Verdict:
-    from egpu.verifier import Policy, verify  # noqa: PLC0415
+def _verdict(program: Program, cost_limit: int) -> Verdict:
+    from egpu.verifier import Limits, Policy, verify  # noqa: PLC0415
 
     try:
-        verified = verify(program, policy=Policy.PROBE)
+        verified = verify(program, policy=Policy.PROBE, limits=Limits(cost=cost_limit))
     except VerifierError as error:
-        return Verdict(program, None, error)
-    return Verdict(program, verified.cost, None, verified.warnings)
+        return Verdict(program, None, None, error)
+    return Verdict(program, verified.cost, verified.warp_cost, None, verified.warnings)
 
 
 def _show(verdict: Verdict, *, cost: bool, path: bool) -> None:
@@ -75,9 +78,11 @@ def _show(verdict: Verdict, *, cost: bool, path: bool) -> None:
                 click.echo(f"    {line}")
     for warning in verdict.warnings:
         click.echo(f"  {warning.rule}: warning: {warning}")
-    if cost and verdict.cost is not None:
+    if cost and verdict.cost is not None and verdict.warp_cost is not None:
+        warp = asdict(verdict.warp_cost)
+        click.echo(f"  {'worst case':<16} {'per thread':>12} {'per warp':>12}")
         for name, value in asdict(verdict.cost).items():
-            click.echo(f"  {name.replace('_', ' '):<16} {value:>10,}")
+            click.echo(f"  {name.replace('_', ' '):<16} {value:>12,} {warp[name]:>12,}")
 
 
 def _data(verdict: Verdict) -> dict[str, object]:
@@ -88,6 +93,7 @@ def _data(verdict: Verdict) -> dict[str, object]:
         "instructions": len(verdict.program.code),
         "accepted": error is None,
         "cost": None if verdict.cost is None else asdict(verdict.cost),
+        "warp_cost": None if verdict.warp_cost is None else asdict(verdict.warp_cost),
         "warnings": [asdict(each) for each in verdict.warnings],
         "error": None
         if error is None

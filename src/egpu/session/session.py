@@ -33,7 +33,7 @@ from egpu.session.cache import TwinCache, default_directory
 from egpu.session.objects import combine
 from egpu.session.twins import TwinBuilder, TwinReport
 from egpu.sim import SimulatedDevice, private_folder
-from egpu.verifier import VerifiedProgram, verify
+from egpu.verifier import Limits, VerifiedProgram, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,9 @@ class Options:
     narrows every attach point.  ``twin_wait_s``: how long the first launch of a kernel waits for
     its twin.  ``allow_occupancy_loss``: use twins with fewer resident blocks per SM.  ``follow``:
     probe child processes too.  ``cache``: keep assembled twins on disk.  ``snapshot_period_s``: how
-    often maps are copied to where the session reads them.  ``environment`` is added to the
-    workload's.
+    often maps are copied to where the session reads them.  ``cost_limit``: most instructions, in
+    the worst case, that a program may add to a thread (see ``egpu.verifier.Limits.cost``).
+    ``environment`` is added to the workload's.
     """
 
     simulated: bool = False
@@ -55,6 +56,7 @@ class Options:
     follow: bool = True
     cache: bool = True
     snapshot_period_s: float = 1.0
+    cost_limit: int = Limits().cost
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -294,8 +296,10 @@ def run(
         raise InputError("no command to run", hint="put it behind --", usage=True)
     given = [programs] if isinstance(programs, (Object, str, Path)) else list(programs)
     collection = combine([_object(item) for item in given])
-    verified = [verify(program) for program in collection.programs]
-    return Session(argv, verified, collection.names, options or Options())
+    options = options or Options()
+    limits = Limits(cost=options.cost_limit)
+    verified = [verify(program, limits=limits) for program in collection.programs]
+    return Session(argv, verified, collection.names, options)
 
 
 def _object(item: Object | str | Path) -> Object:

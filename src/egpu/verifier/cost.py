@@ -19,7 +19,7 @@ class Spent(int):
     """What a way costs: an integer with a field of 64 bits for each field of Cost, in its order.
 
     Adding two is one addition, and exploration does that for every instruction; sums are plain
-    integers.
+    integers.  Above these fields are meters, which count how often a way comes to certain places.
     """
 
     def public(self) -> Cost:
@@ -31,6 +31,7 @@ _BITS = 64
 _FIELD = (1 << _BITS) - 1
 _FIELDS = 6
 _PROBE = 8  # instructions for each slot that is looked at
+COST_FIELDS = (1 << _FIELDS * _BITS) - 1
 _HELPERS, _RING = 4 * _BITS, 5 * _BITS
 _ACCESSES = frozenset({Kind.LOAD, Kind.LOAD_SIGNED, Kind.STORE_IMM, Kind.STORE_REG})
 
@@ -75,9 +76,25 @@ def worst(a: int, b: int) -> int:
     if not a:
         return b
     made = 0
-    for shift in range(0, _FIELDS * _BITS, _BITS):
+    for shift in range(0, max(a, b).bit_length(), _BITS):
         made |= max(a >> shift & _FIELD, b >> shift & _FIELD) << shift
     return made
+
+
+def metered(number: int) -> int:
+    """One more at meter ``number``."""
+    return 1 << (_FIELDS + number) * _BITS
+
+
+def meter_of(spent: int, number: int) -> int:
+    """What meter ``number`` shows."""
+    return spent >> (_FIELDS + number) * _BITS & _FIELD
+
+
+def times(spent: int, number: int) -> int:
+    """Every cost ``number`` times, each at most what its field holds."""
+    shifts = range(0, _FIELDS * _BITS, _BITS)
+    return sum(min((spent >> shift & _FIELD) * number, _FIELD >> 1) << shift for shift in shifts)
 
 
 def spends(step: Step) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from egpu.bpf.isa import JmpOp, Kind
 from egpu.verifier.checks import span
-from egpu.verifier.loops import Loop, Place, Shifted, Turn, find, held
+from egpu.verifier.loops import Loop, Place, Shifted, Turn, find, held, reducible
 from egpu.verifier.refine import INVERSE
 from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.state import Pointer, State, Value, read_stack, write_stack
@@ -249,15 +249,46 @@ def put(state: State, counted: Counted) -> None:
             write_stack(state.frame, *place, value)
 
 
+class Meter(NamedTuple):
+    """Counts how often the loop head or the function's start at ``pc`` is reached; ``nested`` if
+    that is inside a loop, or in a function that is called."""
+
+    number: int
+    pc: int
+    nested: bool
+
+
 class Counting:
-    """The loops of a program, and how it went with them so far."""
+    """The loops of a program, and how it went with them so far.
+
+    ``reducible``: whether every way round is one of ``loops``.
+    """
 
     def __init__(self, structure: Structure) -> None:
         self.structure = structure
         self.loops = find(structure)
+        self.reducible = reducible(structure, self.loops)
+        starts = [start for start, _ in structure.functions]
+        # Of places that are both, the loop's meter counts.
+        self.meters = {
+            pc: Meter(number, pc, self._nested(pc))
+            for number, pc in enumerate(dict.fromkeys([*starts, *self.loops]))
+        }
         self.done: set[int] = set()  # heads of loops that were walked as one
         self._turns: dict[int, Turn] = {}
         self._failures: dict[int, int] = {}
+
+    def _nested(self, pc: int) -> bool:
+        if self.structure.function_of[pc]:
+            return True
+        return any(pc in loop.body and loop.head != pc for loop in self.loops.values())
+
+    def meter(self, pc: int) -> Meter:
+        """The meter of the innermost loop around ``pc``, or of its function."""
+        around = [loop for loop in self.loops.values() if pc in loop.body]
+        if around:
+            return self.meters[min(around, key=lambda loop: len(loop.body)).head]
+        return self.meters[self.structure.functions[self.structure.function_of[pc]][0]]
 
     def worth_trying(self, loop: Loop, turns: int) -> bool:
         """Whether the rest of the turns should be walked as one."""

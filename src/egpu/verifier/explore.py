@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from egpu.bpf.isa import CallSrc, Kind
 from egpu.verifier import branch, calls
-from egpu.verifier.cost import NOTHING, Node, Spent, instructions, spends, weight
+from egpu.verifier.cost import NOTHING, Node, Spent, instructions, metered, spends, weight
 from egpu.verifier.counters import Counted, Counting, count, put
 from egpu.verifier.execute import apply, first_state
 from egpu.verifier.liveness import Liveness
@@ -40,6 +40,7 @@ class Explored:
 
     worst: Spent
     processed: int
+    counting: Counting
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +94,14 @@ class Exploration:
         liveness: Liveness,
         recorder: Recorder,
         observer: Observer | None = None,
+        outer: Exploration | None = None,
     ) -> None:
         self.setting = setting
         self.liveness = liveness
         self.recorder = recorder
         self.observer = observer
-        self.spends = [0 if step is None else spends(step) for step in setting.structure.steps]
-        self.counting = Counting(setting.structure)
+        self.counting: Counting = outer.counting if outer else Counting(setting.structure)
+        self.spends: list[int] = outer.spends if outer else self._spends()
         self.part: Part | None = None
         self.returned: list[State] = []
         self.left: list[tuple[int, State]] = []
@@ -116,7 +118,14 @@ class Exploration:
     def run(self) -> Explored:
         """Walk the whole program."""
         self._run(first_state(self.setting))
-        return Explored(Spent(self.root.worst), self.processed)
+        return Explored(Spent(self.root.worst), self.processed, self.counting)
+
+    def _spends(self) -> list[int]:
+        """What each instruction costs, and one at the meters that stand there."""
+        made = [0 if step is None else spends(step) for step in self.setting.structure.steps]
+        for pc, meter in self.counting.meters.items():
+            made[pc] += metered(meter.number)
+        return made
 
     def _run(self, first: State) -> None:
         state: State | None = first
@@ -252,8 +261,7 @@ class Exploration:
         return None
 
     def _inner(self, part: Part, first: State) -> Exploration:
-        inner = Exploration(self.setting, self.liveness, self.recorder.copy(), self.observer)
-        inner.counting = self.counting
+        inner = Exploration(self.setting, self.liveness, self.recorder.copy(), self.observer, self)
         inner.part = part
         inner.pc = part.head
         inner.processed = inner.entered = self.processed
@@ -332,5 +340,5 @@ class Exploration:
             raise Refusal(
                 "P4",
                 f"the worst case is over {limit} instructions a thread, helper bodies included",
-                hint=f"{_SHORTER} (Limits.cost)",
+                hint=f"{_SHORTER}, or allow more (--cost-limit, Limits.cost)",
             )

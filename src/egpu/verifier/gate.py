@@ -8,13 +8,13 @@ from egpu.bpf.program import AttachKind, Level, Program
 from egpu.errors import InputError
 from egpu.verifier import control, races, rmw, rules_warp, structure, threads, uniform
 from egpu.verifier import liveness as liveness_of
-from egpu.verifier.cost import Spent
-from egpu.verifier.explore import Exploration, Stopped, replay
+from egpu.verifier.explore import Exploration, Explored, Stopped, replay
 from egpu.verifier.frames import Frames
 from egpu.verifier.liveness import Liveness
 from egpu.verifier.report import Refusal, error, warning
 from egpu.verifier.setting import Limits, Recorder, Setting
 from egpu.verifier.verified import Facts, Policy, Rmw, VerifiedProgram, _issue
+from egpu.verifier.warp_cost import warp_cost
 
 DEFAULT_LIMITS = Limits()
 _FRAME_ROUNDING = 16  # Linux counts frames in multiples of 16 bytes
@@ -58,7 +58,7 @@ def verify(
         path = replay(setting, stopped.decisions, stopped.length) if limits.path else ()
         raise error(program, stopped.refusal, stopped.pc, path) from None
     try:
-        return _sealed(setting, alive, recorder, explored.worst)
+        return _sealed(setting, alive, recorder, explored)
     except Refusal as refusal:
         raise error(program, refusal, 0, ()) from None
 
@@ -75,7 +75,9 @@ def _check_attach(program: Program, policy: Policy) -> None:
             )
 
 
-def _sealed(setting: Setting, alive: Liveness, recorder: Recorder, worst: Spent) -> VerifiedProgram:
+def _sealed(
+    setting: Setting, alive: Liveness, recorder: Recorder, explored: Explored
+) -> VerifiedProgram:
     """The rules that need the whole walk, and the result."""
     program = setting.program
     matches = rmw.recognise(setting, alive, recorder)
@@ -96,7 +98,8 @@ def _sealed(setting: Setting, alive: Liveness, recorder: Recorder, worst: Spent)
         uniformity=lanes,
         launch=launch,
     )
-    cost = worst.public()
+    cost = explored.worst.public()
+    warp = warp_cost(setting.structure, explored.counting, lanes, explored.worst)
     notes: list[Refusal] = []
     if setting.strict:
         rules_warp.check_collective(setting, lanes)
@@ -109,6 +112,7 @@ def _sealed(setting: Setting, alive: Liveness, recorder: Recorder, worst: Spent)
         setting.policy,
         facts=facts,
         cost=cost,
+        warp_cost=warp,
         memory_size=setting.memory_size,
         warnings=warnings,
     )

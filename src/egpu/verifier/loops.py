@@ -65,6 +65,15 @@ def find(structure: Structure) -> dict[int, Loop]:
     }
 
 
+def reducible(structure: Structure, loops: dict[int, Loop]) -> bool:
+    """Whether every way round passes the head of a loop that it lies in."""
+    return all(
+        head in loops and last in loops[head].body
+        for start, _ in structure.functions
+        for last, head in _back_edges(structure, start)
+    )
+
+
 def _back_edges(structure: Structure, start: int) -> list[tuple[int, int]]:
     """The edges to an instruction that the depth-first walk is still under."""
     found = []

@@ -198,11 +198,20 @@ class VerifiedProgram:
     wants a seal that only :func:`_issue` has.
     """
 
-    __slots__ = ("_cost", "_facts", "_memory_size", "_policy", "_program", "_warnings")
+    __slots__ = (
+        "_cost",
+        "_facts",
+        "_memory_size",
+        "_policy",
+        "_program",
+        "_warnings",
+        "_warp_cost",
+    )
     _program: Program
     _policy: Policy
     _facts: Facts
     _cost: Cost
+    _warp_cost: Cost
     _memory_size: int
     _warnings: tuple[VerifierWarning, ...]
 
@@ -217,6 +226,7 @@ class VerifiedProgram:
         *,
         facts: Facts,
         cost: Cost,
+        warp_cost: Cost,
         memory_size: int,
         warnings: tuple[VerifierWarning, ...] = (),
     ) -> None:
@@ -227,6 +237,7 @@ class VerifiedProgram:
             ("_policy", policy),
             ("_facts", facts),
             ("_cost", cost),
+            ("_warp_cost", warp_cost),
             ("_memory_size", memory_size),
             ("_warnings", warnings),
         ):
@@ -256,6 +267,11 @@ class VerifiedProgram:
         return self._cost
 
     @property
+    def warp_cost(self) -> Cost:
+        """Worst case of one warp: more than one thread's where lanes come apart."""
+        return self._warp_cost
+
+    @property
     def memory_size(self) -> int:
         """Bytes behind r1 under EXECUTOR, 0 otherwise."""
         return self._memory_size
@@ -272,6 +288,7 @@ def _issue(
     *,
     facts: Facts,
     cost: Cost,
+    warp_cost: Cost,
     memory_size: int,
     warnings: tuple[VerifierWarning, ...],
 ) -> VerifiedProgram:
@@ -282,6 +299,7 @@ def _issue(
         policy,
         facts=facts,
         cost=cost,
+        warp_cost=warp_cost,
         memory_size=memory_size,
         warnings=warnings,
     )

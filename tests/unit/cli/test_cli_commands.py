@@ -209,6 +209,27 @@ def test_verify_accepts_a_tool(run):
     assert document["programs"][0]["cost"]["instructions"] > 10
 
 
+def test_verify_shows_costs_and_holds_them_to_a_limit(run):
+    code, out, _ = run("verify", COUNT, "--cost")
+    assert code == 0
+    assert "per thread" in out
+    assert "per warp" in out
+    code, out, _ = run("verify", COUNT, "--cost-limit", "10")
+    assert code == 1
+    assert "over 10 instructions a thread" in out
+    assert "--cost-limit" in out
+    document = json.loads(run("verify", COUNT, "--json")[1])
+    costs = [(each["cost"], each["warp_cost"]) for each in document["programs"]]
+    assert all(warp["instructions"] >= cost["instructions"] for cost, warp in costs)
+
+
+def test_run_refuses_programs_over_the_limit(run):
+    code, _, err = run("run", "--sim", "--cost-limit", "10", COUNT, "--", "true")
+    assert code == 1
+    assert "over 10 instructions a thread" in err
+    assert "--cost-limit" in err
+
+
 def test_verify_says_why_not(run, monkeypatch):
     def refuse(program, **_):
         raise VerifierError(
