@@ -38,6 +38,11 @@ _COMPILER_CONSTANTS = re.compile(
 # fmt: on
 
 
+def is_compiler_constant(name: str) -> bool:
+    """Whether only a compiler gives this name to a variable, and only to constants."""
+    return _COMPILER_CONSTANTS.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """``aliased``: variables in the order of the table; ``kept``: those the twin has itself."""

@@ -1,0 +1,360 @@
+"""Cubins taken apart and put together again, so that sections can grow.
+
+Sections keep their order, their indices and everything in their headers that does not follow from
+their size.  Bytes between sections are padding.  A cubin whose parts are unchanged comes out as
+it was, byte for byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from egpu.errors import InputError
+from egpu.image.cubin import (
+    HEADER,
+    HEADER_SIZE,
+    SECTION,
+    SEGMENT,
+    SHT_NOBITS,
+    SHT_SYMTAB,
+    STO_ENTRY,
+    STT_FUNC,
+    SYMBOL,
+    Cubin,
+)
+
+SHT_NULL, SHT_RELA, SHT_REL = 0, 4, 9
+PT_PHDR = 6
+RELA = struct.Struct("<QQq")  # offset, symbol << 32 | type, addend
+REL = struct.Struct("<QQ")
+SHN_UNDEF = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A section: its header and its bytes (none, with a ``size``, when it has none in the file)."""
+
+    name: str
+    name_at: int
+    type: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    align: int
+    entsize: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A program header."""
+
+    type: int
+    flags: int
+    offset: int
+    virtual: int
+    physical: int
+    file_size: int
+    memory_size: int
+    align: int
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An entry of the symbol table; ``section`` is an index, 0 for what is defined elsewhere."""
+
+    index: int
+    name: str
+    info: int
+    other: int
+    section: int
+    value: int
+    size: int
+
+    @property
+    def type(self) -> int:
+        return self.info & 0xF
+
+    @property
+    def is_kernel(self) -> bool:
+        return self.type == STT_FUNC and bool(self.other & STO_ENTRY)
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """An entry of a relocation section; ``addend`` is None where it lies in the place itself."""
+
+    offset: int
+    symbol: int
+    type: int
+    addend: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CubinParts:
+    """A cubin in parts.  ``original`` is what it was read from; offsets in parts refer to it."""
+
+    cubin: Cubin
+    parts: tuple[Part, ...]
+    segments: tuple[Segment, ...]
+
+    @property
+    def abi(self) -> int:
+        """The ABI version of the ELF header: 7 until CUDA 12, 8 from CUDA 13."""
+        return self.cubin.data[8]
+
+    def find(self, name: str) -> int | None:
+        """Index of the section ``name``, None if there is none."""
+        return next((at for at, part in enumerate(self.parts) if part.name == name), None)
+
+    def with_data(
+        self, changed: Mapping[int, bytes], info: Mapping[int, int] | None = None
+    ) -> CubinParts:
+        """The same with new contents of some sections, and new ``sh_info`` of some."""
+        return replace(
+            self,
+            parts=tuple(
+                replace(
+                    part,
+                    data=changed.get(at, part.data),
+                    size=len(changed[at]) if at in changed else part.size,
+                    info=(info or {}).get(at, part.info),
+                )
+                for at, part in enumerate(self.parts)
+            ),
+        )
+
+
+def take_apart(cubin: Cubin) -> CubinParts:
+    """The parts of an opened cubin; InputError for layouts that no assembler writes."""
+    data = cubin.data
+    header = {name: struct.unpack_from(form, data, at)[0] for name, (at, form) in HEADER.items()}
+    if header["shentsize"] != SECTION.size or (
+        header["phnum"] and header["phentsize"] != SEGMENT.size
+    ):
+        raise _malformed("header tables with entries of other sizes")
+    parts = []
+    for at, section in enumerate(cubin.sections):
+        row = SECTION.unpack_from(data, header["shoff"] + at * SECTION.size)
+        name_at, kind, flags, address, offset, size, link, info, align, entsize = row
+        parts.append(
+            Part(
+                name=section.name,
+                name_at=name_at,
+                type=kind,
+                flags=flags,
+                address=address,
+                offset=offset,
+                size=size,
+                link=link,
+                info=info,
+                align=align,
+                entsize=entsize,
+                data=cubin.content(section),
+            )
+        )
+    segments = tuple(
+        Segment(*SEGMENT.unpack_from(data, header["phoff"] + at * SEGMENT.size))
+        for at in range(header["phnum"])
+    )
+    return CubinParts(cubin, tuple(parts), segments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Something that takes room in the file: a section, a header table."""
+
+    key: int  # section index, or one of the tables below
+    begin: int
+    end: int
+    size: int  # now
+    align: int
+
+
+_SECTION_TABLE, _SEGMENT_TABLE = -1, -2
+
+
+def put_together(parts: CubinParts) -> bytes:
+    """The file; grown sections push back what follows them, alignments kept."""
+    data = parts.cubin.data
+    places = _places(parts)
+    out = bytearray(_end(places))
+    out[:HEADER_SIZE] = data[:HEADER_SIZE]
+    _put(out, "shoff", places[_SECTION_TABLE][1])
+    if parts.segments:
+        _put(out, "phoff", places[_SEGMENT_TABLE][1])
+    for at, part in enumerate(parts.parts):
+        offset = places[at][1] if at in places else _moved(part.offset, places)
+        if part.data:
+            out[offset : offset + len(part.data)] = part.data
+        row = (
+            part.name_at,
+            part.type,
+            part.flags,
+            part.address,
+            offset,
+            part.size,
+            part.link,
+            part.info,
+            part.align,
+            part.entsize,
+        )
+        SECTION.pack_into(out, places[_SECTION_TABLE][1] + at * SECTION.size, *row)
+    for at, segment in enumerate(parts.segments):
+        row_at = places[_SEGMENT_TABLE][1] + at * SEGMENT.size
+        SEGMENT.pack_into(out, row_at, *_segment(segment, places))
+    return bytes(out)
+
+
+def file_offset(parts: CubinParts, section: int) -> int:
+    """Where a section begins in the file that ``put_together`` makes."""
+    return _places(parts)[section][1]
+
+
+def _places(parts: CubinParts) -> dict[int, tuple[_Piece, int]]:
+    """Each piece of the file with its new offset, in file order."""
+    data = parts.cubin.data
+    at = {
+        name: struct.unpack_from(form, data, offset)[0] for name, (offset, form) in HEADER.items()
+    }
+    table = len(parts.parts) * SECTION.size
+    pieces = [_Piece(_SECTION_TABLE, at["shoff"], at["shoff"] + table, table, 8)]
+    if parts.segments:
+        table = len(parts.segments) * SEGMENT.size
+        pieces.append(_Piece(_SEGMENT_TABLE, at["phoff"], at["phoff"] + table, table, 8))
+    for index, part in enumerate(parts.parts):
+        if part.type in (SHT_NULL, SHT_NOBITS):
+            continue
+        was = parts.cubin.sections[index].size
+        pieces.append(
+            _Piece(index, part.offset, part.offset + was, len(part.data), max(part.align, 1))
+        )
+    # An empty section lies before what begins at the same place.
+    pieces.sort(key=lambda each: (each.begin, each.end, each.key))
+    places: dict[int, tuple[_Piece, int]] = {}
+    end, new_end = HEADER_SIZE, HEADER_SIZE
+    for piece in pieces:
+        if piece.begin < end:
+            raise _malformed(f"sections overlap at byte {piece.begin}")
+        moved = new_end != end
+        begin = -(-new_end // piece.align) * piece.align if moved else piece.begin
+        places[piece.key] = (piece, begin)
+        end, new_end = piece.end, begin + piece.size
+    return places
+
+
+def _end(places: Mapping[int, tuple[_Piece, int]]) -> int:
+    return max(begin + piece.size for piece, begin in places.values())
+
+
+def _moved(offset: int, places: Mapping[int, tuple[_Piece, int]]) -> int:
+    """Where an end, or a section without bytes, lies now: as far behind its piece as before."""
+    last, begin = HEADER_SIZE, HEADER_SIZE
+    for piece, new in places.values():
+        if piece.begin >= offset:
+            break
+        last, begin = piece.end, new + piece.size
+    return begin + offset - last
+
+
+def _segment(segment: Segment, places: Mapping[int, tuple[_Piece, int]]) -> tuple[int, ...]:
+    if segment.type == PT_PHDR or segment.offset == places[_SEGMENT_TABLE][0].begin:
+        begin, size = places[_SEGMENT_TABLE][1], segment.file_size
+    elif segment.file_size == 0:
+        begin, size = _moved(segment.offset, places), 0
+    else:
+        first = [new for piece, new in places.values() if piece.begin == segment.offset]
+        if not first:
+            raise _malformed(f"a segment at byte {segment.offset}, where no section begins")
+        begin = first[0]
+        size = _moved(segment.offset + segment.file_size, places) - begin
+    grown = size - segment.file_size
+    return (
+        segment.type,
+        segment.flags,
+        begin,
+        segment.virtual,
+        segment.physical,
+        size,
+        segment.memory_size + grown,
+        segment.align,
+    )
+
+
+def _put(out: bytearray, field: str, value: int) -> None:
+    at, form = HEADER[field]
+    struct.pack_into(form, out, at, value)
+
+
+# Symbols and relocations
+
+
+def symbol_table(parts: CubinParts) -> int:
+    """Index of the symbol table; InputError when there is none."""
+    for at, part in enumerate(parts.parts):
+        if part.type == SHT_SYMTAB:
+            return at
+    raise _malformed("no symbol table")
+
+
+def read_symbols(parts: CubinParts) -> tuple[Symbol, ...]:
+    """Every symbol, in the table's order."""
+    table = parts.parts[symbol_table(parts)]
+    if table.link >= len(parts.parts):
+        raise _malformed(f"symbol names in section {table.link} of {len(parts.parts)}")
+    names = parts.parts[table.link].data
+    symbols = []
+    for index, row in enumerate(SYMBOL.iter_unpack(table.data[: len(table.data) // 24 * 24])):
+        end = names.find(b"\0", row[0])
+        if end < 0:
+            raise _malformed(f"a symbol name at byte {row[0]} of {len(names)}")
+        name = names[row[0] : end].decode("utf-8", "backslashreplace")
+        symbols.append(Symbol(index, name, row[1], row[2], row[3], row[4], row[5]))
+    return tuple(symbols)
+
+
+def sized_symbol(table: bytes, index: int, size: int) -> bytes:
+    """A symbol table in which symbol ``index`` has ``size`` bytes."""
+    at = index * SYMBOL.size
+    row = (*SYMBOL.unpack_from(table, at)[:-1], size)
+    return table[:at] + SYMBOL.pack(*row) + table[at + SYMBOL.size :]
+
+
+def read_relocations(part: Part) -> tuple[Relocation, ...]:
+    """The entries of a relocation section; InputError when its size is not a whole number."""
+    row = RELA if part.type == SHT_RELA else REL
+    if part.type not in (SHT_RELA, SHT_REL) or len(part.data) % row.size:
+        raise _malformed(f"{part.name} is no relocation section")
+    return tuple(
+        Relocation(values[0], values[1] >> 32, values[1] & 0xFFFFFFFF, (*values, None)[2])
+        for values in row.iter_unpack(part.data)
+    )
+
+
+def write_relocations(relocations: tuple[Relocation, ...], kind: int) -> bytes:
+    """The bytes of a section of type ``kind`` (SHT_RELA or SHT_REL)."""
+    if kind == SHT_RELA:
+        return b"".join(
+            RELA.pack(each.offset, each.symbol << 32 | each.type, each.addend or 0)
+            for each in relocations
+        )
+    return b"".join(REL.pack(each.offset, each.symbol << 32 | each.type) for each in relocations)
+
+
+def relocations_of(parts: CubinParts, section: int) -> tuple[tuple[int, Relocation], ...]:
+    """(index of the relocation section, entry) of all that change ``section``."""
+    return tuple(
+        (at, each)
+        for at, part in enumerate(parts.parts)
+        if part.type in (SHT_RELA, SHT_REL) and part.info == section
+        for each in read_relocations(part)
+    )
+
+
+def _malformed(message: str) -> InputError:
+    return InputError(message, where="cubin")

@@ -1,0 +1,312 @@
+"""Machine-code splicing: probes in a kernel of a cubin, whose own code stays as it was scheduled.
+
+The probes' code is appended to the kernel's section.  The first instruction becomes a jump to the
+entry probes, which end in it and jump back; every EXIT becomes a jump, taken by the same lanes, to
+the one copy of the exit probes, which end in an EXIT.  Jumps are relative, so nothing else moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from egpu.bpf.program import AttachKind, Level
+from egpu.codegen.device_code import DeviceCode, RelocKind, Target
+from egpu.errors import InternalError, UnsupportedError
+from egpu.image.cubin import open_cubin
+from egpu.image.cubin_edit import CubinParts, put_together, take_apart
+from egpu.image.cubin_kernel import Change, Kernel, change_kernel, open_kernel
+from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
+from egpu.splice.sass_encoding import (
+    ARCHS,
+    BRA,
+    DESTINATION,
+    EXIT,
+    GUARD,
+    NOP,
+    OPCODE,
+    PT,
+    RELATIVE,
+    REUSE,
+    SECOND_GUARD,
+    SIZE,
+    SR_CLOCK,
+    SR_GLOBALTIMER,
+    WAIT,
+    branch,
+    bytes_of,
+    copy_register,
+    distance_of,
+    instruction,
+    read_clock,
+    words_of,
+)
+from egpu.splice.sass_globals import GlobalPatch, patches, share_globals
+from egpu.splice.sass_kernel import check_kernel, code_around, lowest_register_limit
+from egpu.splice.sass_probe import (
+    Assemble,
+    ProbeBlock,
+    ProbeBlocks,
+    assemble_probes,
+    start_reads,
+)
+from egpu.splice.sass_rules import (
+    EVERY_RULE,
+    Rule,
+    after_everything,
+    jump_for_exit,
+    register_count,
+    with_late_reads,
+    without_yields,
+)
+from egpu.splice.sass_uniform import carried, free_numbers, renamed
+
+_CODE_ALIGNMENT = 128
+_REGISTER_LIMIT = 255
+_SPECIALS = {RelocKind.START_TIME: SR_GLOBALTIMER, RelocKind.START_CLOCK: SR_CLOCK}
+
+
+@dataclass(frozen=True, slots=True)
+class InstrumentedCubin:
+    """A cubin in which one kernel has probes and one more parameter, the launch block.
+
+    ``hidden_offset``: its byte offset among the parameters; ``parameters``: the kernel's own.
+    ``globals``: before the image is loaded, the address that ``cuModuleGetGlobal`` gives for the
+    ORIGINAL module's variable goes into each of these places.  ``registers``/``was_registers``:
+    per thread, now and before.
+    """
+
+    kernel: str
+    image: bytes
+    hidden_offset: int
+    parameters: int
+    globals: tuple[GlobalPatch, ...]
+    entry_sites: int
+    exit_sites: int
+    uncovered: tuple[str, ...]
+    registers: int
+    was_registers: int
+
+
+def splice_sass(
+    cubin: bytes,
+    kernel: str,
+    probes: Sequence[DeviceCode],
+    layout: ArenaLayout,
+    assemble: Assemble,
+    *,
+    rules: frozenset[Rule] = EVERY_RULE,
+) -> InstrumentedCubin:
+    """``cubin`` with ``probes`` in ``kernel``; ``assemble`` turns PTX into a cubin for "sm_90".
+
+    InputError when the cubin is malformed or has no such kernel, or a probe reads a parameter that
+    it has not; UnsupportedError, with the reason, when kernel or probe cannot be spliced.
+    ``rules`` are for tests, which take one out.
+    """
+    opened = open_cubin(cubin)
+    if opened.arch not in ARCHS:
+        raise UnsupportedError(
+            f"machine code for sm_{opened.arch}", needs="sm_80, sm_86, sm_89 or sm_90"
+        )
+    _check_probes(probes)
+    parts = take_apart(opened)
+    target = open_kernel(parts, kernel)
+    check_kernel(parts, target, opened.arch, probes)
+    blocks = assemble_probes(target, opened.arch, probes, layout, assemble)
+    if blocks.exit and _carries(blocks.exit, opened.arch, rules):
+        blocks = assemble_probes(target, opened.arch, probes, layout, assemble, vector_masks=True)
+        if blocks.exit and _carries(blocks.exit, opened.arch, rules):
+            raise UnsupportedError("an exit probe with uniform values that live across branches")
+    work = _Splice(parts, target, opened.arch, blocks, rules)
+    text = work.text()
+    change = Change(
+        text=bytes_of(text),
+        registers=work.registers,
+        frame=max(block.frame for block in (blocks.entry, blocks.exit) if block),
+        hidden=blocks.hidden,
+        parameter_size=blocks.hidden_offset + LAUNCH_BLOCK_SIZE,
+        bank_offset=blocks.bank_offset,
+        offsets={"EXIT_INSTR_OFFSETS": [n * SIZE for n, w in enumerate(text) if _leaves(w)]},
+    )
+    changed, shared = share_globals(change_kernel(parts, target, change), target)
+    return InstrumentedCubin(
+        kernel=kernel,
+        image=put_together(changed),
+        hidden_offset=blocks.hidden_offset,
+        parameters=len(target.parameters),
+        globals=patches(changed, shared),
+        entry_sites=1 if blocks.entry else 0,
+        exit_sites=work.exits,
+        uncovered=(),
+        registers=work.registers,
+        was_registers=target.registers,
+    )
+
+
+def _check_probes(probes: Sequence[DeviceCode]) -> None:
+    if not probes:
+        raise InternalError("a twin without a probe")
+    for code in probes:
+        if code.target is not Target.PTX:
+            raise InternalError(f"probe {code.program} is compiled for {code.target.value}")
+        if code.kind not in (AttachKind.ENTRY, AttachKind.EXIT):
+            raise UnsupportedError(
+                f"probe {code.program}: {code.kind.value} probes in machine code"
+            )
+        if code.kind is AttachKind.EXIT and code.level is Level.BLOCK:
+            raise UnsupportedError(
+                f"probe {code.program}: one exit probe per block in machine code",
+                needs="the warp level",
+            )
+
+
+def _leaves(word: int) -> bool:
+    return OPCODE.of(word) == EXIT
+
+
+def _carries(block: ProbeBlock, arch: int, rules: frozenset[Rule]) -> bool:
+    return Rule.NO_CARRIED_UNIFORMS in rules and bool(carried(block.words, arch))
+
+
+class _Splice:
+    """One splice under way: the kernel's words, and what is appended to them."""
+
+    def __init__(
+        self,
+        parts: CubinParts,
+        kernel: Kernel,
+        arch: int,
+        blocks: ProbeBlocks,
+        rules: frozenset[Rule],
+    ) -> None:
+        self._arch = arch
+        self._kernel = kernel
+        self._blocks = blocks
+        self._rules = rules
+        self._around = code_around(parts, kernel)
+        self._words = words_of(parts.parts[kernel.text].data)
+        self._length = len(self._words)
+        self.exits = 0
+        self._starts = self._start_registers()
+        self.registers = self._registers()
+        self._check_registers()
+
+    def text(self) -> list[int]:
+        """The kernel's section with everything in it."""
+        if self._blocks.exit:
+            self._redirect_exits(self._blocks.exit)
+        if self._blocks.entry or self._starts:
+            self._redirect_entry(self._blocks.entry)
+        padding = -len(self._words) % (_CODE_ALIGNMENT // SIZE)
+        return self._words + [instruction(NOP, stall=0)] * padding
+
+    def _redirect_exits(self, block: ProbeBlock) -> None:
+        words = with_late_reads(self._words, self._rules)
+        begin = len(words) + block.start
+        for index, word in enumerate(words):
+            if _leaves(word):
+                distance = (begin - index - 1) * SIZE
+                words[index] = jump_for_exit(word, self._arch, distance, self._rules)
+                self.exits += 1
+        probe = without_yields(block.words, self._rules)
+        if Rule.OWN_UNIFORMS in self._rules:
+            renaming = free_numbers(probe, self._around)
+            probe = [renamed(word, renaming) for word in probe]
+        for index, kind, half in start_reads(probe):
+            word = probe[index]
+            source = self._starts[kind] + half
+            probe[index] = copy_register(
+                DESTINATION.of(word), source, guard=GUARD.of(word), wait=WAIT.of(word)
+            )
+        probe[block.start] = after_everything(probe[block.start], self._rules)
+        self._words = words + probe
+
+    def _redirect_entry(self, block: ProbeBlock | None) -> None:
+        """The first instruction becomes a jump; the probes end in it and jump back."""
+        first = self._words[0]
+        begin = len(self._words)
+        probe = list(block.words) if block else []
+        start = block.start if block else 0
+        if probe:
+            _check_single_exit(probe, self._kernel.name)
+            probe = with_late_reads(probe, self._rules)
+        tail = [read_clock(self._starts[kind], _SPECIALS[kind]) for kind in self._starts]
+        tail.append(self._displaced(first, begin + len(probe) + len(tail)))
+        tail[0] = after_everything(tail[0], self._rules)
+        leaving = [index for index, word in enumerate(probe) if _leaves(word)]
+        if leaving == [len(probe) - 1]:
+            probe.pop()  # its EXIT is the last instruction: fall into what follows
+            tail[-1] = self._displaced(first, begin + len(probe) + len(tail) - 1)
+        else:
+            for index in leaving:
+                distance = (len(probe) - index - 1) * SIZE
+                probe[index] = jump_for_exit(probe[index], self._arch, distance, self._rules)
+        back = begin + len(probe) + len(tail)
+        tail.append(branch(self._arch, (1 - back - 1) * SIZE))
+        self._words += probe + tail
+        self._words[0] = branch(self._arch, (begin + start - 1) * SIZE, wait=WAIT.of(first))
+
+    def _displaced(self, word: int, index: int) -> int:
+        """The kernel's first instruction at another place; an exit jump goes where it went."""
+        word = REUSE.set(word, 0)
+        if OPCODE.of(word) == BRA and self._blocks.exit:
+            target = SIZE + distance_of(word, self._arch)
+            return branch(
+                self._arch,
+                target - (index + 1) * SIZE,
+                guard=GUARD.of(word),
+                second=SECOND_GUARD.of(word),
+                wait=WAIT.of(word),
+            )
+        if OPCODE.of(word) in RELATIVE:
+            raise UnsupportedError(
+                f"{self._kernel.name}, whose first instruction depends on its place"
+            )
+        return word
+
+    # Registers
+
+    def _start_registers(self) -> dict[RelocKind, int]:
+        """A pair above everything for each value that is kept from entry to exit."""
+        block = self._blocks.exit
+        above = max(self._kernel.registers, block.registers if block else 0)
+        above += above % 2
+        return {kind: above + 2 * number for number, kind in enumerate(self._blocks.starts)}
+
+    def _registers(self) -> int:
+        blocks = [each for each in (self._blocks.entry, self._blocks.exit) if each]
+        count = max(self._kernel.registers, *(each.registers for each in blocks))
+        if self._starts:
+            count = max(count, register_count(max(self._starts.values()) + 1, self._rules))
+        return count
+
+    def _check_registers(self) -> None:
+        name, was = self._kernel.name, self._kernel.registers
+        if self.registers > _REGISTER_LIMIT:
+            raise UnsupportedError(
+                f"{name}, which would need {self.registers} registers of {_REGISTER_LIMIT}"
+            )
+        limit = lowest_register_limit(self._words)
+        if limit is None:
+            return
+        if self.registers != was:
+            raise UnsupportedError(
+                f"{name}, which divides its registers between warps (setmaxnreg), with probes that "
+                f"need {self.registers} instead of {was}"
+            )
+        block = self._blocks.exit
+        if block and block.registers > limit:
+            raise UnsupportedError(
+                f"{name}, which keeps {limit} registers in some warps (setmaxnreg), with an exit "
+                f"probe that needs {block.registers}"
+            )
+
+
+def _check_single_exit(words: Sequence[int], kernel: str) -> None:
+    """All lanes must come out of an entry probe together."""
+    leaving = [word for word in words if _leaves(word)]
+    whole = [word for word in leaving if GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT]
+    if len(leaving) != 1 or len(whole) != 1:
+        raise UnsupportedError(
+            f"an entry probe in {kernel} whose lanes leave it at {len(leaving)} places"
+        )

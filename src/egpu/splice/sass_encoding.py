@@ -1,0 +1,209 @@
+"""Machine code of sm_80, 86, 89 and 90: the instructions and fields that splicing touches.
+
+An instruction is 128 bits, held as one integer.  NVIDIA documents none of this.  Every row of the
+tables was read back from the vendor's disassembler, and the tests compare each with it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from egpu.errors import InputError, InternalError
+
+SIZE = 16  # bytes of an instruction
+ARCHS = (80, 86, 89, 90)
+RZ, URZ, PT, UPT = 255, 63, 7, 7
+UNIFORM_REGISTERS = 63
+UNIFORM_PREDICATES = 7
+BARRIERS = 16  # convergence barriers
+NO_SCOREBOARD = 7
+ALL_SCOREBOARDS = 0x3F
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A place in an instruction: bit and width."""
+
+    at: int
+    width: int
+
+    def of(self, word: int) -> int:
+        return word >> self.at & (1 << self.width) - 1
+
+    def set(self, word: int, value: int) -> int:
+        if value >> self.width:
+            raise InternalError(f"{value} in {self.width} bits of an instruction")
+        return word & ~((1 << self.width) - 1 << self.at) | value << self.at
+
+
+# fmt: off
+OPCODE           = Field(0, 12)
+BASE             = Field(0, 9)    # the opcode without the form of its operands
+FORM             = Field(9, 3)
+GUARD            = Field(12, 4)   # predicate, top bit: negated
+GUARD_REGISTER   = Field(12, 3)
+DESTINATION      = Field(16, 8)
+SOURCE_A         = Field(24, 8)
+SOURCE_B         = Field(32, 8)
+SOURCE_C         = Field(64, 8)
+IMMEDIATE        = Field(32, 32)
+CONSTANT_OFFSET  = Field(40, 14)  # in units of 4 bytes
+CONSTANT_BANK    = Field(54, 5)
+SHARED_OFFSET    = Field(40, 24)  # of LDS and STS
+SPECIAL          = Field(72, 8)   # special register of S2R and CS2R
+SECOND_GUARD     = Field(87, 4)   # of EXIT and BRA; top bit: negated
+CARRY_SOURCE     = Field(68, 3)   # of ISETP.EX
+PREDICATE_RESULT = Field(81, 3)
+PREDICATE_SOURCE = Field(87, 3)
+HAS_UNIFORM      = Field(91, 1)   # a uniform register among the sources
+STALL            = Field(105, 4)  # cycles until the next instruction of the warp
+YIELD            = Field(109, 1)  # 0: prefer another warp
+WRITE_SCOREBOARD = Field(110, 3)  # released when the result is there
+READ_SCOREBOARD  = Field(113, 3)  # released when the sources have been read
+WAIT             = Field(116, 6)  # scoreboards that must be free before
+REUSE            = Field(122, 4)
+BARRIER          = Field(16, 4)   # convergence barrier of BSSY and BSYNC
+
+MOV, MOV_IMMEDIATE, MOV_UNIFORM = 0x202, 0x802, 0xC02
+CS2R, S2R, NOP, EXIT, BRA       = 0x805, 0x919, 0x918, 0x94D, 0x947
+BSSY, BSYNC, BREAK, YIELD_OP    = 0x945, 0x941, 0x942, 0x946
+BMOV_FROM, BMOV_TO              = 0x355, 0x356
+LDS, LDC, ULDC, UMOV_IMMEDIATE  = 0x984, 0xB82, 0xAB9, 0x882
+R2UR_BEFORE_90, R2UR, UMOV, S2UR = 0x3C2, 0x2CA, 0xC82, 0x9C3
+VOTEU, REDUX, BRX, RET          = 0x886, 0x3C4, 0x949, 0x950
+SR_CLOCK, SR_GLOBALTIMER        = 0x50, 0x52
+
+# Words with everything but operands: low and high half as the assembler writes them.
+_WORDS = {
+    MOV:           (0x00000000_00000202, 0x00000000_00000F00),
+    MOV_IMMEDIATE: (0x00000000_00000802, 0x00000000_00000F00),
+    CS2R:          (0x00000000_00000805, 0x00000000_00010000),
+    NOP:           (0x00000000_00000918, 0x00000000_00000000),
+    EXIT:          (0x00000000_0000094D, 0x00000000_03800000),
+    BRA:           (0x00000000_00000947, 0x00000000_03800000),
+    BSSY:          (0x00000000_00000945, 0x00000000_03800000),
+    BSYNC:         (0x00000000_00000941, 0x00000000_03800000),
+}
+
+# Instructions that count a distance from where they stand, or remember where they stand.
+RELATIVE = frozenset({
+    BRA, BSSY, BREAK, BRX, RET,
+    0x343, 0x344, 0x943, 0x944,  # CALL
+    0x348, 0x948,                # WARPSYNC (with a target)
+    0x34E, 0x94E,                # LEPC
+    0x349, 0x34A, 0x94A, 0x350,  # BRX, JMP, RET with other operands
+})
+# Stores and reductions: they read their sources after they were issued.
+STORES = frozenset({
+    0x385, 0x386, 0x387, 0x388, 0x985, 0x986, 0x987, 0x988,  # ST, STG, STL, STS
+    0x98E, 0x38E,                                            # RED
+    0xFAE, 0x9AE,                                            # LDGSTS
+    0x844,                                                   # STSM
+})
+SETMAXREG = 0x9C8  # setmaxnreg: registers at bit 32
+# fmt: on
+
+
+def words_of(code: bytes) -> list[int]:
+    """The instructions of a section; InputError when its size is not a whole number of them."""
+    if len(code) % SIZE:
+        raise InputError(f"{len(code)} bytes of machine code", where="cubin")
+    return [int.from_bytes(code[at : at + SIZE], "little") for at in range(0, len(code), SIZE)]
+
+
+def bytes_of(words: Iterable[int]) -> bytes:
+    """The bytes of instructions."""
+    return b"".join(word.to_bytes(SIZE, "little") for word in words)
+
+
+def instruction(
+    opcode: int,
+    *,
+    guard: int = PT,
+    second: int = PT,
+    stall: int = 5,
+    wait: int = 0,
+    scoreboard: int = NO_SCOREBOARD,
+) -> int:
+    """An instruction of the table without operands; ``second`` counts for EXIT and BRA only."""
+    low, high = _WORDS[opcode]
+    word = GUARD.set(high << 64 | low, guard)
+    if opcode in (EXIT, BRA):
+        word = SECOND_GUARD.set(word, second)
+    word = YIELD.set(STALL.set(word, stall), int(0 < stall < _LONG_STALL))
+    word = READ_SCOREBOARD.set(WRITE_SCOREBOARD.set(word, NO_SCOREBOARD), scoreboard)
+    return WAIT.set(word, wait)
+
+
+_LONG_STALL = 12  # from here on, and without a stall, the yield bit must be clear
+
+
+def branch(arch: int, distance: int, *, guard: int = PT, second: int = PT, wait: int = 0) -> int:
+    """A jump over ``distance`` bytes, counted from the instruction behind it."""
+    return with_distance(instruction(BRA, guard=guard, second=second, wait=wait), arch, distance)
+
+
+def distance_of(word: int, arch: int) -> int:
+    """How far a BRA jumps."""
+    if arch >= _SPLIT_DISTANCE:
+        value = _DISTANCE_HIGH.of(word) << 8 | _DISTANCE_LOW.of(word)
+        width = _DISTANCE_HIGH.width + 8
+    else:
+        value, width = _DISTANCE.of(word), _DISTANCE.width
+    if value >> width - 1:
+        value -= 1 << width
+    return value * 4
+
+
+def with_distance(word: int, arch: int, distance: int) -> int:
+    """A BRA that jumps elsewhere."""
+    if distance % SIZE:
+        raise InternalError(f"a jump over {distance} bytes")
+    units = distance // 4
+    if arch < _SPLIT_DISTANCE:
+        return _DISTANCE.set(word, units & (1 << _DISTANCE.width) - 1)
+    word = _DISTANCE_LOW.set(word, units & 0xFF)
+    return _DISTANCE_HIGH.set(word, units >> 8 & (1 << _DISTANCE_HIGH.width) - 1)
+
+
+_SPLIT_DISTANCE = 90  # from here on the low 8 bits have a place of their own
+_DISTANCE = Field(34, 48)
+_DISTANCE_LOW = Field(16, 8)
+_DISTANCE_HIGH = Field(34, 48)
+
+
+def copy_register(destination: int, source: int, *, guard: int = PT, wait: int = 0) -> int:
+    """A MOV; its result is there for the next instruction."""
+    word = instruction(MOV, guard=guard, stall=_ALU_LATENCY, wait=wait)
+    return SOURCE_B.set(DESTINATION.set(word, destination), source)
+
+
+_ALU_LATENCY = 6  # the assembler leaves 4 or 5 cycles
+
+
+def read_clock(destination: int, special: int) -> int:
+    """A 64-bit special register (SR_CLOCK, SR_GLOBALTIMER) into a pair of registers."""
+    if destination % 2:
+        raise InternalError(f"a pair of registers at R{destination}")
+    word = instruction(CS2R, stall=_ALU_LATENCY)
+    return SPECIAL.set(DESTINATION.set(word, destination), special)
+
+
+def constant_of(word: int) -> tuple[int, int | None] | None:
+    """(bank, byte offset) of an operand in a constant bank, offset None where a register counts in.
+
+    None without one.  Instructions of other kinds may be taken for one that has.
+    """
+    if FORM.of(word) not in _CONSTANT_FORMS:
+        return None
+    indexed = OPCODE.of(word) == LDC and SOURCE_A.of(word) != RZ
+    return CONSTANT_BANK.of(word), None if indexed else CONSTANT_OFFSET.of(word) * 4
+
+
+_CONSTANT_FORMS = (3, 5)
+
+
+def is_store(word: int) -> bool:
+    """Whether an instruction reads its sources late and returns nothing."""
+    return OPCODE.of(word) in STORES

@@ -1,0 +1,129 @@
+"""Module variables of a machine-code twin: the original module's, not copies.
+
+Code finds a variable's address in constant bank 4, where the loader puts it by a relocation.  For a
+variable that the program can see and change, the relocation goes and the place is filled with the
+address that the ORIGINAL module's variable has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from egpu.errors import UnsupportedError
+from egpu.image.cubin_edit import (
+    CubinParts,
+    Relocation,
+    Symbol,
+    file_offset,
+    read_symbols,
+    relocations_of,
+    write_relocations,
+)
+from egpu.image.cubin_kernel import Kernel
+from egpu.splice.ptx_globals import is_compiler_constant
+from egpu.splice.sass_encoding import constant_of, words_of
+
+STT_OBJECT = 1
+_ADDRESS_64 = 2  # relocation type: the symbol's 64-bit address
+_TEXT = ".text."
+_ADDRESSES = ".nv.constant4"
+_CONSTANTS = ".nv.constant3"
+_VARIABLES = (".nv.global", ".nv.global.init", _CONSTANTS)
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalPatch:
+    """``offset``: a byte offset in the twin's image, where 8 bytes take the address of the original
+    module's variable ``name`` plus ``addend``."""
+
+    offset: int
+    name: str
+    addend: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    section: int
+    at: int
+    name: str
+    addend: int
+
+
+def share_globals(parts: CubinParts, kernel: Kernel) -> tuple[CubinParts, tuple[_Shared, ...]]:
+    """The cubin without the relocations of variables that are shared, and what to fill in."""
+    symbols = read_symbols(parts)
+    _check(parts, kernel, symbols)
+    bank = parts.find(_ADDRESSES)
+    if bank is None:
+        return parts, ()
+    used = _used(parts, kernel, 4)
+    shared: list[_Shared] = []
+    changed: dict[int, bytes] = {}
+    for at in {at for at, _ in relocations_of(parts, bank)}:
+        kept: list[Relocation] = []
+        for index, each in relocations_of(parts, bank):
+            if index != at:
+                continue
+            symbol = symbols[each.symbol]
+            if not _is_variable(parts, symbol) or (used is not None and each.offset not in used):
+                kept.append(each)
+                continue
+            if each.type != _ADDRESS_64:
+                raise UnsupportedError(
+                    f"{kernel.name}: a relocation of {symbol.name} ({each.type})"
+                )
+            addend = each.addend
+            if addend is None:
+                data = parts.parts[bank].data
+                addend = int.from_bytes(data[each.offset : each.offset + 8], "little")
+            shared.append(_Shared(bank, each.offset, symbol.name, addend))
+        changed[at] = write_relocations(tuple(kept), parts.parts[at].type)
+    return parts.with_data(changed), tuple(shared)
+
+
+def _check(parts: CubinParts, kernel: Kernel, symbols: tuple[Symbol, ...]) -> None:
+    for _, each in relocations_of(parts, kernel.text):
+        symbol = symbols[each.symbol]
+        if _is_variable(parts, symbol):
+            raise UnsupportedError(f"{kernel.name}, whose code holds the address of {symbol.name}")
+    if _used(parts, kernel, 3) == frozenset():
+        return
+    for symbol in symbols:
+        if _is_variable(parts, symbol) and parts.parts[symbol.section].name == _CONSTANTS:
+            raise UnsupportedError(
+                f"{kernel.name}, which reads __constant__ memory that the program can write "
+                f"({symbol.name})"
+            )
+
+
+def _used(parts: CubinParts, kernel: Kernel, bank: int) -> frozenset[int] | None:
+    """Offsets of 8-byte places in a constant bank that the code reads, None if any may be."""
+    found: set[int] = set()
+    own = parts.parts[kernel.text]
+    for part in parts.parts:
+        if not part.name.startswith(_TEXT):
+            continue
+        if part is not own and parts.find(f".nv.info.{part.name.removeprefix(_TEXT)}") is not None:
+            continue  # another kernel's
+        for word in words_of(part.data):
+            place = constant_of(word)
+            if place is None or place[0] != bank:
+                continue
+            if place[1] is None:
+                return None
+            found.add(place[1] // 8 * 8)
+    return frozenset(found)
+
+
+def _is_variable(parts: CubinParts, symbol: Symbol) -> bool:
+    if symbol.type != STT_OBJECT or not 0 < symbol.section < len(parts.parts):
+        return False
+    return parts.parts[symbol.section].name in _VARIABLES and not is_compiler_constant(symbol.name)
+
+
+def patches(parts: CubinParts, shared: tuple[_Shared, ...]) -> tuple[GlobalPatch, ...]:
+    """Where to fill in what, in the file that the parts make."""
+    return tuple(
+        GlobalPatch(file_offset(parts, each.section) + each.at, each.name, each.addend)
+        for each in shared
+    )

@@ -1,0 +1,150 @@
+"""What is looked at before a kernel's machine code is changed, and what stands in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from egpu.bpf.program import AttachKind
+from egpu.codegen.device_code import DeviceCode
+from egpu.errors import UnsupportedError
+from egpu.image.cubin import STT_FUNC
+from egpu.image.cubin_attributes import CODES
+from egpu.image.cubin_edit import (
+    CubinParts,
+    Symbol,
+    read_symbols,
+    relocations_of,
+)
+from egpu.image.cubin_kernel import Kernel
+from egpu.maps.layout import LAUNCH_BLOCK_SIZE
+from egpu.splice.sass_encoding import (
+    BRA,
+    EXIT,
+    IMMEDIATE,
+    OPCODE,
+    SETMAXREG,
+    SIZE,
+    distance_of,
+    words_of,
+)
+from egpu.splice.sass_uniform import Usage, usage
+
+_TEXT = ".text."
+_PARAMETER_LIMIT = 4096  # bytes; what every driver takes
+_KNOWN_EXIT = 0x3800000  # high half of an EXIT without its predicates and control bits
+_EXIT_HIGH = 0x3FF_FFFF_FFFF & ~(0xF << 23)
+
+
+def check_kernel(
+    parts: CubinParts, kernel: Kernel, arch: int, probes: Sequence[DeviceCode]
+) -> None:
+    """UnsupportedError, with the reason, when ``kernel`` cannot have these probes."""
+    name = kernel.name
+    if any(part.name.startswith((".nv.capmerc", ".nv.merc")) for part in parts.parts):
+        raise UnsupportedError(f"{name}, whose code is described twice (.nv.capmerc)")
+    size = -(-kernel.parameter_size // 8) * 8 + LAUNCH_BLOCK_SIZE
+    if size > _PARAMETER_LIMIT >= kernel.parameter_size:
+        raise UnsupportedError(
+            f"{name} with {kernel.parameter_size} bytes of parameters: {LAUNCH_BLOCK_SIZE} more do "
+            f"not fit into {_PARAMETER_LIMIT}"
+        )
+    words = words_of(parts.parts[kernel.text].data)
+    if not words:
+        raise UnsupportedError(f"{name}, which has no code")
+    _check_start(parts, kernel, words, arch)
+    if any(each.kind is AttachKind.EXIT for each in probes):
+        _check_exits(parts, kernel, words)
+
+
+def _check_start(parts: CubinParts, kernel: Kernel, words: Sequence[int], arch: int) -> None:
+    name = kernel.name
+    for at, relocation in relocations_of(parts, kernel.text):
+        if relocation.offset < SIZE:
+            raise UnsupportedError(
+                f"{name}, whose first instruction is changed when it is loaded "
+                f"({parts.parts[at].name})"
+            )
+    for index, word in enumerate(words):
+        if OPCODE.of(word) == BRA and (index + 1) * SIZE + distance_of(word, arch) == 0:
+            raise UnsupportedError(f"{name}, which jumps back to its first instruction")
+    targets = kernel.attribute("INDIRECT_BRANCH_TARGETS")
+    if targets is not None and 0 in _branch_targets(targets.words()):
+        raise UnsupportedError(f"{name}, which may jump to its first instruction")
+
+
+def _branch_targets(values: Sequence[int]) -> Iterable[int]:
+    at = 0
+    while at + 3 <= len(values):
+        count = values[at + 2]
+        yield from values[at + 3 : at + 3 + count]
+        at += 3 + count
+
+
+def _check_exits(parts: CubinParts, kernel: Kernel, words: Sequence[int]) -> None:
+    if not any(OPCODE.of(word) == EXIT for word in words):
+        raise UnsupportedError(f"an exit probe in {kernel.name}, which has no EXIT")
+    for word in words:
+        if OPCODE.of(word) == EXIT and (word >> 64) & _EXIT_HIGH & ~(0xFFF << 41) != (
+            _KNOWN_EXIT & _EXIT_HIGH
+        ):
+            raise UnsupportedError(f"an exit probe in {kernel.name}, with an unusual EXIT")
+    for part_at in _other_functions(parts, kernel):
+        part = parts.parts[part_at]
+        if any(OPCODE.of(word) == EXIT for word in words_of(part.data)):
+            raise UnsupportedError(
+                f"an exit probe in {kernel.name}: a function that it may call ends the thread "
+                f"({part.name.removeprefix(_TEXT)})"
+            )
+
+
+def _other_functions(parts: CubinParts, kernel: Kernel) -> list[int]:
+    """Sections with functions that are no kernels, if the kernel calls anything outside itself."""
+    if not _called(parts, kernel):
+        return []
+    entries = {each.section for each in read_symbols(parts) if each.is_kernel}
+    return [
+        at
+        for at, part in enumerate(parts.parts)
+        if part.name.startswith(_TEXT) and at not in entries
+    ]
+
+
+def _called(parts: CubinParts, kernel: Kernel) -> list[Symbol]:
+    """Functions outside its own section that the kernel's code or attributes name."""
+    symbols = read_symbols(parts)
+    named = {each.symbol for _, each in relocations_of(parts, kernel.text)}
+    bank = parts.find(".nv.constant4")
+    if bank is not None:
+        named |= {each.symbol for _, each in relocations_of(parts, bank)}
+    for attribute in kernel.attributes:
+        if attribute.code == CODES["EXTERNS"]:
+            named.update(attribute.words())
+    return [
+        each
+        for each in symbols
+        if each.index in named and each.type == STT_FUNC and each.section != kernel.text
+    ]
+
+
+# Code of the driver (printf, malloc): nobody has seen it.  What the ABI lets a callee use is below.
+_CALLEE = Usage(frozenset(range(32)), frozenset(range(4)), frozenset(range(10)))
+
+
+def code_around(parts: CubinParts, kernel: Kernel) -> Usage:
+    """What the kernel and whatever it calls may use of what a warp has once."""
+    used = [usage(words_of(parts.parts[kernel.text].data))]
+    for at in _other_functions(parts, kernel):
+        used.append(usage(words_of(parts.parts[at].data)))
+    if any(each.section == 0 for each in _called(parts, kernel)):
+        used.append(_CALLEE)
+    return Usage(
+        frozenset().union(*(each.registers for each in used)),
+        frozenset().union(*(each.predicates for each in used)),
+        frozenset().union(*(each.barriers for each in used)),
+    )
+
+
+def lowest_register_limit(words: Iterable[int]) -> int | None:
+    """The fewest registers that a warp has after a setmaxnreg, None without one."""
+    limits = [IMMEDIATE.of(word) for word in words if OPCODE.of(word) == SETMAXREG]
+    return min(limits) if limits else None

@@ -1,0 +1,111 @@
+"""What went wrong before it had a rule: hazards of machine code that is put together.
+
+Each row corrupted results or stopped a kernel on real hardware, most of them rarely.  The splicer
+asks the table; the tests take one row out at a time and see the damage in the bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from egpu.splice.sass_encoding import (
+    ALL_SCOREBOARDS,
+    GUARD,
+    NO_SCOREBOARD,
+    NOP,
+    OPCODE,
+    PT,
+    READ_SCOREBOARD,
+    SECOND_GUARD,
+    STALL,
+    WAIT,
+    WRITE_SCOREBOARD,
+    YIELD_OP,
+    branch,
+    instruction,
+    is_store,
+)
+
+
+class Rule(enum.Enum):
+    """A hazard and what is done about it."""
+
+    LATE_READS = (
+        "stores and reductions read their sources after they issue, and the assembler sets no "
+        "scoreboard for that before EXIT: they get one, in the kernel and in the probe"
+    )
+    VISIBLE_SCOREBOARD = (
+        "a scoreboard is seen two cycles after the instruction that sets it: its stall is at "
+        "least 2"
+    )
+    LANDED_LOADS = (
+        "loads may be in flight where lanes leave or a probe ends: what follows first waits on all "
+        "six scoreboards"
+    )
+    REGISTER_MARGIN = (
+        "the hardware needs a register count of the highest register plus three, or the "
+        "instruction is illegal"
+    )
+    SECOND_PREDICATE = (
+        "EXIT has a second predicate: the jump that replaces it carries both, or lanes leave that "
+        "should stay"
+    )
+    OWN_UNIFORMS = (
+        "uniform registers, uniform predicates and convergence barriers belong to the warp, not to "
+        "the lanes that leave: the exit probe gets numbers that the kernel does not use"
+    )
+    NO_CARRIED_UNIFORMS = (
+        "several groups of a warp's lanes can be inside the exit probe: no uniform value of one "
+        "group lives across a branch"
+    )
+    NO_YIELD = (
+        "a warp that yields inside the exit probe runs lanes that may come there, too: YIELD is "
+        "taken out"
+    )
+
+
+EVERY_RULE = frozenset(Rule)
+_LATE_READ_SCOREBOARD = 5
+_VISIBLE_AFTER = 2
+
+
+def with_late_reads(words: Sequence[int], rules: frozenset[Rule]) -> list[int]:
+    """Code in which every store has a scoreboard that tells when its sources were read."""
+    return [_tracked(word, rules) if is_store(word) else word for word in words]
+
+
+def _tracked(word: int, rules: frozenset[Rule]) -> int:
+    free = READ_SCOREBOARD.of(word) == NO_SCOREBOARD and WRITE_SCOREBOARD.of(word) == NO_SCOREBOARD
+    if not free or Rule.LATE_READS not in rules:
+        return word
+    word = READ_SCOREBOARD.set(word, _LATE_READ_SCOREBOARD)
+    if Rule.VISIBLE_SCOREBOARD in rules and STALL.of(word) < _VISIBLE_AFTER:
+        word = STALL.set(word, _VISIBLE_AFTER)
+    return word
+
+
+def after_everything(word: int, rules: frozenset[Rule]) -> int:
+    """An instruction that waits until whatever is in flight has landed."""
+    return WAIT.set(word, ALL_SCOREBOARDS) if Rule.LANDED_LOADS in rules else word
+
+
+def jump_for_exit(word: int, arch: int, distance: int, rules: frozenset[Rule]) -> int:
+    """The branch that takes an EXIT's place: the same lanes take it, after the same waits."""
+    second = SECOND_GUARD.of(word) if Rule.SECOND_PREDICATE in rules else PT
+    return branch(arch, distance, guard=GUARD.of(word), second=second, wait=WAIT.of(word))
+
+
+def register_count(highest: int, rules: frozenset[Rule]) -> int:
+    """The register count for code whose highest register is ``highest``."""
+    return highest + (3 if Rule.REGISTER_MARGIN in rules else 1)
+
+
+def without_yields(words: Sequence[int], rules: frozenset[Rule]) -> list[int]:
+    """Code with NOPs in the place of YIELDs."""
+    if Rule.NO_YIELD not in rules:
+        return list(words)
+    return [
+        instruction(NOP, wait=WAIT.of(word)) if OPCODE.of(word) == YIELD_OP else word
+        for word in words
+    ]

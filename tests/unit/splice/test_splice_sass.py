@@ -1,0 +1,282 @@
+"""Machine-code splicing of every kernel of the corpus, judged by the vendor's disassembler."""
+
+import re
+
+import pytest
+from sass_corpus import ARCHS, KERNELS, assemble, cubin, disassembled, needs_tools, runs_on
+from splice_probes import ENTRY, EVERYTHING, EXIT, LAYOUT, code, count, value
+
+from egpu.bpf.program import Level
+from egpu.codegen.device_code import RelocKind
+from egpu.errors import InputError, UnsupportedError
+from egpu.image.cubin import list_cubin_kernels, open_cubin
+from egpu.image.cubin_edit import take_apart
+from egpu.image.cubin_kernel import open_kernel
+from egpu.maps.layout import LAUNCH_BLOCK_SIZE
+from egpu.splice.sass import splice_sass
+from egpu.splice.sass_encoding import (
+    BRA,
+    DESTINATION,
+    GUARD,
+    LDS,
+    OPCODE,
+    SECOND_GUARD,
+    SIZE,
+    WAIT,
+    distance_of,
+    words_of,
+)
+from egpu.splice.sass_encoding import (
+    EXIT as EXIT_OPCODE,
+)
+
+pytestmark = needs_tools
+
+# Kernels that cannot have these probes, and why.
+REFUSED = {
+    "clang_kernel": "reads __constant__ memory",
+    "constant_pointer": "reads __constant__ memory",
+    "globals": "reads __constant__ memory",
+}
+
+
+def kernels():
+    for path in sorted(KERNELS.glob("*.ptx")):
+        text = path.read_text()
+        for name in re.findall(r"\.entry\s+([\w$]+)", text):
+            for arch in ARCHS:
+                if runs_on(text, arch):
+                    yield pytest.param(path.stem, name, arch, id=f"{path.stem}-{name}-{arch}")
+
+
+every_kernel = pytest.mark.parametrize(("stem", "name", "arch"), list(kernels()))
+
+
+def text_of(data, name):
+    parts = take_apart(open_cubin(data))
+    return words_of(parts.parts[open_kernel(parts, name).text].data)
+
+
+def target_of(words, index, arch):
+    return index + 1 + distance_of(words[index], arch) // SIZE
+
+
+@every_kernel
+def test_every_kernel_takes_every_probe(stem, name, arch):
+    original = cubin(stem, arch)
+    if name in REFUSED:
+        with pytest.raises(UnsupportedError, match=REFUSED[name]):
+            splice_sass(original, name, EVERYTHING, LAYOUT, assemble)
+        return
+    spliced = splice_sass(original, name, EVERYTHING, LAYOUT, assemble)
+    lines = disassembled(spliced.image)
+    before, after = text_of(original, name), text_of(spliced.image, name)
+    assert [line.word for line in lines[name]] == after
+    check_structure(before, after, int(arch), spliced)
+    # Nothing else has changed.
+    unchanged = disassembled(original)
+    for other in set(unchanged) - {name}:
+        assert [line.word for line in lines[other]] == [line.word for line in unchanged[other]]
+
+
+def check_structure(before, after, arch, spliced):
+    size = len(before)
+    # The entry: a jump behind the original code, which comes back to the second instruction.
+    assert OPCODE.of(after[0]) == BRA
+    assert target_of(after, 0, arch) >= size
+    back = [
+        index
+        for index in range(size, len(after))
+        if OPCODE.of(after[index]) == BRA and target_of(after, index, arch) == 1
+    ]
+    assert len(back) == 1
+    assert OPCODE.of(after[back[0] - 1]) == OPCODE.of(before[0])
+    assert DESTINATION.of(after[back[0] - 1]) == DESTINATION.of(before[0])
+    # Every way out: the same lanes go to one place, and nothing else has moved.
+    places = set()
+    for index, (was, now) in enumerate(zip(before, after, strict=False)):
+        if index == 0:
+            continue
+        if OPCODE.of(was) == EXIT_OPCODE:
+            assert OPCODE.of(now) == BRA
+            assert (GUARD.of(now), SECOND_GUARD.of(now)) == (GUARD.of(was), SECOND_GUARD.of(was))
+            places.add(target_of(after, index, arch))
+        else:
+            assert OPCODE.of(now) == OPCODE.of(was)
+    assert len(places) == 1
+    assert size <= places.pop() < len(after)
+    assert spliced.exit_sites == sum(OPCODE.of(word) == EXIT_OPCODE for word in before)
+    # Every branch of the appended code lands in the kernel.
+    for index in range(size, len(after)):
+        if OPCODE.of(after[index]) == BRA:
+            assert 0 <= target_of(after, index, arch) < len(after)
+    assert not [word for word in after[size:] if OPCODE.of(word) == LDS]
+
+
+@every_kernel
+def test_what_the_driver_reads_is_right(stem, name, arch):
+    if name in REFUSED:
+        pytest.skip("cannot be spliced, see above")
+    original = cubin(stem, arch)
+    spliced = splice_sass(original, name, EVERYTHING, LAYOUT, assemble)
+    was = open_kernel(take_apart(open_cubin(original)), name)
+    parts = take_apart(open_cubin(spliced.image))
+    now = open_kernel(parts, name)
+    assert now.parameters[:-1] == was.parameters
+    assert now.parameters[-1] == (spliced.hidden_offset, LAUNCH_BLOCK_SIZE)
+    assert now.parameter_size == spliced.hidden_offset + LAUNCH_BLOCK_SIZE
+    assert spliced.hidden_offset == -(-was.parameter_size // 8) * 8
+    assert spliced.parameters == len(was.parameters)
+    assert len(parts.parts[now.constants].data) >= now.bank_offset + now.parameter_size
+    assert now.registers == spliced.registers >= was.registers == spliced.was_registers
+    text = parts.parts[now.text]
+    assert now.symbol.size == len(text.data)
+    assert len(text.data) % 128 == 0
+    if text.info >> 24:
+        assert text.info >> 24 == now.registers
+    words = words_of(text.data)
+    exits = [index * SIZE for index, word in enumerate(words) if OPCODE.of(word) == EXIT_OPCODE]
+    assert list(now.attribute("EXIT_INSTR_OFFSETS").words()) == exits
+    # The kernel's registers as the disassembler names them.
+    highest = max(
+        int(register)
+        for line in disassembled(spliced.image)[name]
+        for register in re.findall(r"(?<!U)\bR(\d+)\b", line.text)
+    )
+    assert now.registers >= highest + 2
+    others = {each.name: each for each in list_cubin_kernels(open_cubin(original))}
+    for each in list_cubin_kernels(open_cubin(spliced.image)):
+        assert each.name == name or each == others[each.name]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("kind", [ENTRY, EXIT])
+def test_one_kind_alone(arch, kind):
+    original = cubin("plain", arch)
+    spliced = splice_sass(original, "early_exits", (count(kind),), LAYOUT, assemble)
+    disassembled(spliced.image)
+    before, after = text_of(original, "early_exits"), text_of(spliced.image, "early_exits")
+    if kind is ENTRY:
+        assert (spliced.entry_sites, spliced.exit_sites) == (1, 0)
+        assert after[1 : len(before)] == before[1:]
+    else:
+        assert spliced.entry_sites == 0
+        assert after[0] == before[0]
+
+
+def test_the_saved_start_lies_above_everything():
+    spliced = splice_sass(cubin("plain", "90"), "vector_add", EVERYTHING, LAYOUT, assemble)
+    lines = disassembled(spliced.image)["vector_add"]
+    saved = [line for line in lines if line.name == "CS2R"]
+    assert [re.findall(r"R(\d+)|(SR_\w+)", line.text) for line in saved[-2:]] == [
+        [(str(register), ""), ("", name)]
+        for register, name in zip(
+            (spliced.registers - 6, spliced.registers - 4),
+            ("SR_GLOBALTIMERLO", "SR_CLOCKLO"),
+            strict=True,
+        )
+    ]
+    moved = {line.text for line in lines if line.name == "MOV" and "UR" not in line.text}
+    for register in range(spliced.registers - 6, spliced.registers - 2):
+        assert any(text.endswith(f", R{register}") for text in moved)
+
+
+def test_a_parameter_is_read_where_the_kernel_has_it():
+    probes = (value(RelocKind.PARAMETER, 1),)
+    lines = disassembled(
+        splice_sass(cubin("plain", "90"), "vector_add", probes, LAYOUT, assemble).image
+    )["vector_add"]
+    added = [line.text for line in lines if line.offset >= 0x200]
+    assert any("c[0x0][0x218]" in text for text in added)
+    with pytest.raises(InputError, match="reads parameter 5, but kernel vector_add has 4"):
+        splice_sass(
+            cubin("plain", "90"),
+            "vector_add",
+            (value(RelocKind.PARAMETER, 4),),
+            LAYOUT,
+            assemble,
+        )
+
+
+def test_gaps_between_parameters_are_kept():
+    original = cubin("plain", "90")
+    kernel = open_kernel(take_apart(open_cubin(original)), "by_value")
+    assert any(
+        offset > end
+        for (offset, _), end in zip(
+            kernel.parameters[1:], (o + s for o, s in kernel.parameters), strict=False
+        )
+    )
+    spliced = splice_sass(original, "by_value", (value(RelocKind.PARAMETER, 3),), LAYOUT, assemble)
+    assert spliced.hidden_offset % 8 == 0
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("data", "probes", "reason"),
+    [
+        ("no", (count(ENTRY),), "no kernel"),
+        ("vector_add", (code("", level=Level.BLOCK, kind=EXIT),), "one exit probe per block"),
+    ],
+)
+def test_refusals(data, probes, reason):
+    with pytest.raises((UnsupportedError, InputError), match=reason):
+        splice_sass(cubin("plain", "90"), data, probes, LAYOUT, assemble)
+
+
+def test_other_architectures_are_refused():
+    with pytest.raises(UnsupportedError, match="machine code for sm_120"):
+        splice_sass(
+            assemble((KERNELS / "functions.ptx").read_text(), "sm_120"),
+            "function_table",
+            (count(ENTRY),),
+            LAYOUT,
+            assemble,
+        )
+
+
+SETMAXNREG = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 p) .reqntid 384, 1, 1 .maxnreg 168 {
+.reg .b32 %a; .reg .b64 %y; .reg .pred %q;
+ld.param.u64 %y, [p];
+mov.u32 %a, %tid.x;
+setp.lt.u32 %q, %a, 128;
+@%q bra A;
+setmaxnreg.inc.sync.aligned.u32 240;
+bra B;
+A: setmaxnreg.dec.sync.aligned.u32 24;
+B: st.global.u32 [%y], %a;
+ret;
+}
+"""
+
+
+def test_a_kernel_that_divides_its_registers():
+    original = assemble(SETMAXNREG, "sm_90a")
+    spliced = splice_sass(original, "k", (count(ENTRY), count(EXIT)), LAYOUT, assemble)
+    disassembled(spliced.image)
+    assert spliced.registers == spliced.was_registers == 168
+    with pytest.raises(UnsupportedError, match=r"setmaxnreg\), with probes that need"):
+        splice_sass(original, "k", (value(RelocKind.START_CLOCK, at=EXIT),), LAYOUT, assemble)
+
+
+def test_the_launch_block_has_to_fit():
+    text = (
+        ".version 8.0\n.target sm_80\n.address_size 64\n"
+        ".visible .entry k(.param .align 8 .b8 p[{}]) {{ ret; }}\n"
+    )
+    fits = splice_sass(assemble(text.format(4064), "sm_90"), "k", (count(ENTRY),), LAYOUT, assemble)
+    assert fits.hidden_offset == 4064
+    with pytest.raises(UnsupportedError, match="32 more do not fit into 4096"):
+        splice_sass(assemble(text.format(4072), "sm_90"), "k", (count(ENTRY),), LAYOUT, assemble)
+
+
+def test_the_first_instruction_keeps_its_waits():
+    spliced = splice_sass(cubin("plain", "90"), "reduce", (count(ENTRY),), LAYOUT, assemble)
+    after = text_of(spliced.image, "reduce")
+    assert WAIT.of(after[0]) == WAIT.of(text_of(cubin("plain", "90"), "reduce")[0])
