@@ -112,11 +112,7 @@ def splice_sass(
     parts = take_apart(opened)
     target = open_kernel(parts, kernel)
     check_kernel(parts, target, opened.arch, probes)
-    blocks = assemble_probes(target, opened.arch, probes, layout, assemble)
-    if blocks.exit and _carries(blocks.exit, opened.arch, rules):
-        blocks = assemble_probes(target, opened.arch, probes, layout, assemble, vector_masks=True)
-        if blocks.exit and _carries(blocks.exit, opened.arch, rules):
-            raise UnsupportedError("an exit probe with uniform values that live across branches")
+    blocks = _assembled(target, opened.arch, probes, layout, assemble, rules)
     work = _Splice(parts, target, opened.arch, blocks, rules)
     text = work.text()
     change = Change(
@@ -164,8 +160,30 @@ def _leaves(word: int) -> bool:
     return OPCODE.of(word) == EXIT
 
 
-def _carries(block: ProbeBlock, arch: int, rules: frozenset[Rule]) -> bool:
-    return Rule.NO_CARRIED_UNIFORMS in rules and bool(carried(block.words, arch))
+def _assembled(
+    kernel: Kernel,
+    arch: int,
+    probes: Sequence[DeviceCode],
+    layout: ArenaLayout,
+    assemble: Assemble,
+    rules: frozenset[Rule],
+) -> ProbeBlocks:
+    """The probes' code, without uniform values that one group of leaving lanes could spoil for
+    another.  A single probe at the warp level has none: all lanes but one end at once."""
+    leaving = [each for each in probes if each.kind is AttachKind.EXIT]
+    alone = len(leaving) == 1 and leaving[0].level is Level.WARP
+    blocks = assemble_probes(kernel, arch, probes, layout, assemble)
+    if alone or Rule.NO_CARRIED_UNIFORMS not in rules:
+        return blocks
+    if blocks.exit and carried(blocks.exit.words, arch):
+        blocks = assemble_probes(kernel, arch, probes, layout, assemble, vector_masks=True)
+        if blocks.exit and carried(blocks.exit.words, arch):
+            raise UnsupportedError(
+                f"exit probes ({', '.join(each.program for each in leaving)}) with uniform values "
+                "that live across branches",
+                needs="one exit probe at the warp level",
+            )
+    return blocks
 
 
 class _Splice:

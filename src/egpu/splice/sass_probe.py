@@ -177,8 +177,8 @@ def _vector_mask(body: str) -> str:
     that differs by lane as far as the assembler knows, but always holds.
     """
     return _ACTIVE_MASK.sub(
-        r"{ .reg .pred %egpu_here; .reg .b32 %egpu_lane; mov.u32 %egpu_lane, %laneid; "
-        r"setp.lt.u32 %egpu_here, %egpu_lane, 32; mov.b32 \1, 0; "
+        r"{ .reg .pred %egpu_here; .reg .b32 %egpu_lanes; mov.u32 %egpu_lanes, %lanemask_lt; "
+        r"setp.ne.b32 %egpu_here, %egpu_lanes, -1; mov.b32 \1, 0; "
         r"@%egpu_here activemask.b32 \1; }",
         body,
     )
