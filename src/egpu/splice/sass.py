@@ -112,7 +112,7 @@ def splice_sass(
     parts = take_apart(opened)
     target = open_kernel(parts, kernel)
     check_kernel(parts, target, opened.arch, probes)
-    blocks = _assembled(target, opened.arch, probes, layout, assemble, rules)
+    blocks = _assembled(target, opened.arch, probes, layout, assemble, rules=rules)
     work = _Splice(parts, target, opened.arch, blocks, rules)
     text = work.text()
     change = Change(
@@ -166,6 +166,7 @@ def _assembled(
     probes: Sequence[DeviceCode],
     layout: ArenaLayout,
     assemble: Assemble,
+    *,
     rules: frozenset[Rule],
 ) -> ProbeBlocks:
     """The probes' code, without uniform values that one group of leaving lanes could spoil for
