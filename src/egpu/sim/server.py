@@ -89,7 +89,11 @@ class Server:
         self._path.unlink(missing_ok=True)
 
     def connected(self) -> bool:
-        """Whether a client is there now, even one whose kernel never ends."""
+        """Whether a client is there now, even one whose kernel never ends, or at the door."""
+        door = select.poll()
+        door.register(self._socket, select.POLLIN)
+        if door.poll(0):
+            return True
         poller, count = select.poll(), 0
         with self._lock:  # a connection is closed after it has left the set
             for connection in self._connections:
