@@ -67,11 +67,11 @@ typedef long long __s64;
 #endif
 /* bpftime's numbers. */
 #define BPF_MAP_TYPE_GPU_HASH 1501
-#define BPF_MAP_TYPE_GPU_PER_THREAD_ARRAY 1502 /* refused */
+#define BPF_MAP_TYPE_GPU_PER_THREAD_ARRAY 1502
 #define BPF_MAP_TYPE_GPU_ARRAY 1503
-#define BPF_MAP_TYPE_GPU_KERNEL_SHARED_ARRAY 1504 /* refused */
-#define BPF_MAP_TYPE_GPU_PER_THREAD_HOST_ARRAY 1512 /* refused */
-#define BPF_MAP_TYPE_GPU_HOST_ARRAY 1513 /* refused */
+#define BPF_MAP_TYPE_GPU_KERNEL_SHARED_ARRAY 1504
+#define BPF_MAP_TYPE_GPU_PER_THREAD_HOST_ARRAY 1512
+#define BPF_MAP_TYPE_GPU_HOST_ARRAY 1513
 #define BPF_MAP_TYPE_GPU_RINGBUF 1527 /* refused */
 
 #ifndef __VMLINUX_H__

@@ -78,3 +78,28 @@ def test_no_address_of_the_first_value():
 def test_types_without_storage_are_named():
     spec = MapSpec("h", MapType.STACK_TRACE, 4, 8, 64)
     assert "type STACK_TRACE is not supported" in refused(CALL.format(1, ""), spec)
+
+
+PER_THREAD = [MapType.GPU_PER_THREAD_ARRAY, MapType.GPU_PER_THREAD_HOST_ARRAY]
+SAME_AS_ARRAY = [MapType.GPU_HOST_ARRAY, MapType.GPU_KERNEL_SHARED_ARRAY]
+DOUBLE = "jeq %r0, 0, none\nldxdw %r1, [%r0]\nmul %r1, 2\nstxdw [%r0], %r1\nnone:"
+
+
+@pytest.mark.parametrize("kind", [*PER_THREAD, *SAME_AS_ARRAY])
+@pytest.mark.parametrize("helper", [1, 2, 3])
+def test_arrays_are_taken(kind, helper):
+    accepted(CALL.format(helper, ""), MapSpec("a", kind, 4, 16, 10))
+
+
+@pytest.mark.parametrize("kind", PER_THREAD)
+def test_a_thread_may_change_its_own_value(kind):
+    accepted(CALL.format(1, DOUBLE), MapSpec("a", kind, 4, 16, 10))
+    text = "lddw %r1, map_index_value 0\nmov %r0, 0\nexit"
+    assert "has no first value" in refused(text, MapSpec("a", kind, 4, 16, 10))
+    assert "keys have 8 bytes" in refused(CALL.format(1, ""), MapSpec("a", kind, 8, 16, 10))
+
+
+@pytest.mark.parametrize("kind", SAME_AS_ARRAY)
+def test_threads_may_not_change_a_shared_value(kind):
+    assert "use an atomic" in refused(CALL.format(1, DOUBLE), MapSpec("a", kind, 4, 16, 10))
+    accepted("lddw %r1, map_index_value 0\nmov %r0, 0\nexit", MapSpec("a", kind, 4, 16, 1))

@@ -67,7 +67,17 @@ class Helper:
     missing: str = ""
 
 
-_ARRAYS = frozenset({"ARRAY", "PERCPU_ARRAY", "GPU_ARRAY"})
+_ARRAYS = frozenset(
+    {
+        "ARRAY",
+        "PERCPU_ARRAY",
+        "GPU_ARRAY",
+        "GPU_HOST_ARRAY",
+        "GPU_KERNEL_SHARED_ARRAY",
+        "GPU_PER_THREAD_ARRAY",
+        "GPU_PER_THREAD_HOST_ARRAY",
+    }
+)
 _HASHES = frozenset({"HASH", "GPU_HASH"})
 _KEYED = _ARRAYS | _HASHES
 _RING = frozenset({"RINGBUF"})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from egpu.bpf.arith import MASK64
 from egpu.bpf.helpers import HELPERS
-from egpu.bpf.maptypes import Storage, traits
+from egpu.bpf.maptypes import THREAD_SLOTS, Storage, traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import DeviceFault, UnsupportedError
 
@@ -41,10 +41,22 @@ class Place:
     pid_tgid: int = 1 << 32 | 1
     seed: int = 1
 
+    @property
+    def number(self) -> int:
+        """The thread's number in its launch, counted along x, then y, then z."""
+        x, y, z = (
+            block * size + thread
+            for block, size, thread in zip(self.block, self.block_dim, self.thread, strict=True)
+        )
+        width, height = (self.grid_dim[axis] * self.block_dim[axis] for axis in (0, 1))
+        return (z * height + y) * width + x
+
 
 @dataclass(slots=True, eq=False)
 class MapState:
     """The content of a map.
+
+    A per-thread map has its values key by key, each for ``thread_slots`` threads.
 
     ``values`` holds arrays, each value padded to 8 bytes; ``table`` the entries of a hash map, each
     with memory of its own; ``records`` what was submitted to a ring
@@ -54,6 +66,7 @@ class MapState:
     """
 
     spec: MapSpec
+    thread_slots: int = THREAD_SLOTS  # of a per-thread map
     values: bytearray = field(init=False)
     table: dict[bytes, bytearray] = field(default_factory=dict)
     records: list[bytes] = field(default_factory=list)
@@ -64,6 +77,8 @@ class MapState:
         if traits(self.spec.type).storage is None:
             raise UnsupportedError(f"map type {self.spec.type.name} of map {self.spec.name!r}")
         entries = self.spec.max_entries if self.has_values(self.spec) else 0
+        if traits(self.spec.type).per_thread:
+            entries *= self.thread_slots
         self.values = bytearray(entries * self.stride)
         if self.spec.initial is not None:
             self.values[: len(self.spec.initial)] = self.spec.initial
@@ -105,8 +120,19 @@ def _lookup(machine: Machine, args: Sequence[int]) -> int:
     if traits(state.spec.type).storage is Storage.HASH:
         value = state.table.get(key)
         return 0 if value is None else machine.entry_address(index, value)
+    number = _number(machine, state, key)
+    return 0 if number is None else machine.value_address(index, number)
+
+
+def _number(machine: Machine, state: MapState, key: bytes) -> int | None:
+    """Which value of an array ``key`` and the running thread have, None if none."""
     number = int.from_bytes(key, "little")
-    return machine.value_address(index, number) if number < state.spec.max_entries else 0
+    if number >= state.spec.max_entries:
+        return None
+    if not traits(state.spec.type).per_thread:
+        return number
+    thread = machine.place.number
+    return number * state.thread_slots + thread if thread < state.thread_slots else None
 
 
 def _keyed(machine: Machine, args: Sequence[int]) -> tuple[int, MapState, bytes]:
@@ -125,8 +151,8 @@ def _update(machine: Machine, args: Sequence[int]) -> int:
         return -errno.EINVAL
     if traits(state.spec.type).storage is Storage.HASH:
         return _update_table(state, key, value, args[3])
-    number = int.from_bytes(key, "little")
-    if number >= state.spec.max_entries:
+    number = _number(machine, state, key)
+    if number is None:
         return -errno.E2BIG
     if args[3] == BPF_NOEXIST:
         return -errno.EEXIST

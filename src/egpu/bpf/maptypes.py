@@ -37,6 +37,7 @@ class Storage(enum.Enum):
 
     ARRAY = "one copy in the device arena"
     PER_SM_ARRAY = "a copy per SM slot in the device arena"
+    PER_THREAD_ARRAY = "a slot per thread of a launch for each key, in the device arena"
     RING = "control in the device arena, records in the host arena"
     HASH = "an open-addressed table in the device arena"
 
@@ -51,17 +52,21 @@ class MapTraits:
     storage: Storage | None
     has_values: bool = True  # bpf_map_lookup_elem gives a pointer to value_size bytes
     per_sm: bool = False
+    per_thread: bool = False  # programs reach the running thread's own value only
     probes: int = 0  # slots of a table that a helper may have to look at, 0 if it has no table
 
     @property
     def indexed(self) -> bool:
         """Whether keys are the numbers from 0 to max_entries - 1."""
-        return self.storage in (Storage.ARRAY, Storage.PER_SM_ARRAY)
+        return self.storage in (Storage.ARRAY, Storage.PER_SM_ARRAY, Storage.PER_THREAD_ARRAY)
 
 
 # Slots from its first place on in which a key may lie.  With two slots for each entry, a row of
 # so many occupied slots comes up once in about 10^10 insertions into a full table.
 HASH_WINDOW = 128
+
+# Slots of a per-thread array where nobody says how many (bpftime's default).
+THREAD_SLOTS = 1024
 
 # fmt: off
 MAP_TRAITS: dict[MapType, MapTraits] = {
@@ -71,6 +76,10 @@ MAP_TRAITS: dict[MapType, MapTraits] = {
     MapType.RINGBUF:      MapTraits(Storage.RING, has_values=False),
     MapType.GPU_HASH:     MapTraits(Storage.HASH, probes=HASH_WINDOW),
     MapType.GPU_ARRAY:    MapTraits(Storage.ARRAY),
+    MapType.GPU_HOST_ARRAY:            MapTraits(Storage.ARRAY),
+    MapType.GPU_KERNEL_SHARED_ARRAY:   MapTraits(Storage.ARRAY),
+    MapType.GPU_PER_THREAD_ARRAY:      MapTraits(Storage.PER_THREAD_ARRAY, per_thread=True),
+    MapType.GPU_PER_THREAD_HOST_ARRAY: MapTraits(Storage.PER_THREAD_ARRAY, per_thread=True),
 }
 # fmt: on
 

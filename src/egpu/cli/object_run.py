@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from egpu.export.json import render_line
-from egpu.maps import HashView, MapView, ring_controls
+from egpu.maps import HashView, MapView, ThreadView, ring_controls
 from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
 from egpu.tools.running import run_of
 from egpu.tools.sections import common_data, cost, coverage, launch_data
@@ -51,6 +51,10 @@ class ObjectOutput:
             elif isinstance(view, HashView):
                 shown_part, data[name] = _hash_report(name, view)
                 parts += shown_part
+            elif isinstance(view, ThreadView):
+                rows = _thread_rows(view)
+                parts += _shown(name, rows)
+                data[name] = [value for _, value in rows]
         for name, ring in self._rings():
             totals = ring.totals()
             parts.append(
@@ -74,7 +78,7 @@ class ObjectOutput:
 
     def _rings(self) -> Iterator[tuple[str, Ring]]:
         for name, view in self._session.maps.items():
-            if not isinstance(view, MapView | HashView):
+            if not isinstance(view, MapView | HashView | ThreadView):
                 yield name, view
 
     def _write(self, name: str, record: object) -> None:
@@ -129,6 +133,19 @@ def _entries(view: MapView) -> list[tuple[int, dict[str, object]]]:
                 if any(_holds(part) for part in copy.per_sm(key))
             ]
         found += [(key, {**context, **value}) for key, value in rows]
+    return found
+
+
+def _thread_rows(view: ThreadView) -> list[tuple[str, dict[str, object]]]:
+    """Every value of a thread that is not all zero."""
+    found: list[tuple[str, dict[str, object]]] = []
+    for number, copy in enumerate(view.copies()):
+        context: dict[str, object] = {"context": number} if len(view.copies()) > 1 else {}
+        for key, values in copy.items():
+            for thread, value in enumerate(values):
+                if _holds(value):
+                    row = {"key": key, "thread": thread, "value": plain(value), **context}
+                    found.append((f"{key}, thread {thread}", row))
     return found
 
 

@@ -1,8 +1,11 @@
-"""Array helpers: ARRAY, and PERCPU_ARRAY as one copy for each SM slot (``egpu.maps.layout``)."""
+"""Array helpers: ARRAY, PERCPU_ARRAY as one copy for each SM slot, and per-thread arrays
+(``egpu.maps.layout``)."""
 
 from __future__ import annotations
 
+from egpu.bpf.maptypes import traits
 from egpu.codegen.arena import round_up
+from egpu.codegen.device_code import RelocKind
 from egpu.codegen.helper_call import Call, argument_place, copy
 from egpu.codegen.memory import load_from
 
@@ -22,7 +25,16 @@ def _entry(call: Call, key: str) -> tuple[str, str]:
     scope, body = call.scope, call.scope.body
     index, spec = scope.map_at(call.pc, 1)
     inside = body.compare("ult", "i64", key, str(spec.max_entries))
-    skip = body.binary("mul", "i64", key, str(round_up(spec.value_size, 8)))
+    entry = round_up(spec.value_size, 8)
+    if traits(spec.type).per_thread:
+        thread = body.call("i64", "egpu.thread_number")
+        stride = scope.symbol(RelocKind.MAP_STRIDE, index)
+        slots = body.binary("udiv", "i64", stride, str(entry))
+        inside = body.binary("and", "i1", inside, body.compare("ult", "i64", thread, slots))
+        own = body.binary("mul", "i64", thread, str(entry))
+        skip = body.binary("add", "i64", body.binary("mul", "i64", key, stride), own)
+    else:
+        skip = body.binary("mul", "i64", key, str(entry))
     return inside, body.binary("add", "i64", scope.map_base(index), skip)
 
 

@@ -83,6 +83,7 @@ _ARRAYS: dict[str, Callable[[Call], str]] = {
 _BY_STORAGE: dict[Storage, dict[str, Callable[[Call], str]]] = {
     Storage.ARRAY: _ARRAYS,
     Storage.PER_SM_ARRAY: _ARRAYS,
+    Storage.PER_THREAD_ARRAY: _ARRAYS,
     Storage.HASH: HASHES,
 }
 

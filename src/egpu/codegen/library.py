@@ -39,6 +39,38 @@ define internal i64 @egpu.shuffle(i64 %v, i32 %s, i32 %m) {ATTRIBUTES} {{
 }}
 """
 
+_COORDINATES = "".join(
+    f"""\
+  %t{axis} = call i32 @egpu.tid_{axis}()
+  %n{axis} = call i32 @egpu.ntid_{axis}()
+  %c{axis} = call i32 @egpu.ctaid_{axis}()
+  %t{axis}64 = zext i32 %t{axis} to i64
+  %n{axis}64 = zext i32 %n{axis} to i64
+  %c{axis}64 = zext i32 %c{axis} to i64
+  %f{axis} = mul i64 %c{axis}64, %n{axis}64
+  %{axis} = add i64 %f{axis}, %t{axis}64
+"""
+    for axis in "xyz"
+)
+
+# The number of the thread in its launch, counted along x, then y, then z, 64 bits.
+_THREAD_NUMBER = f"""\
+define internal i64 @egpu.thread_number() {ATTRIBUTES} {{
+{_COORDINATES}\
+  %gx = call i32 @egpu.nctaid_x()
+  %gy = call i32 @egpu.nctaid_y()
+  %gx64 = zext i32 %gx to i64
+  %gy64 = zext i32 %gy to i64
+  %w = mul i64 %gx64, %nx64
+  %h = mul i64 %gy64, %ny64
+  %zh = mul i64 %z, %h
+  %row = add i64 %zh, %y
+  %rows = mul i64 %row, %w
+  %r = add i64 %rows, %x
+  ret i64 %r
+}}
+"""
+
 # Two rounds of splitmix64's finaliser over what differs between threads and between calls.
 _PRANDOM = f"""\
 define internal i64 @egpu.prandom() {ATTRIBUTES} {{
@@ -82,7 +114,7 @@ def _named(*texts: str) -> dict[str, str]:
     return {text.split("@", 1)[1].split("(", 1)[0]: text for text in texts}
 
 
-BODIES: dict[str, str] = _named(_SHUFFLE64, *RING_FUNCTIONS, _PRANDOM)
+BODIES: dict[str, str] = _named(_SHUFFLE64, *RING_FUNCTIONS, _THREAD_NUMBER, _PRANDOM)
 
 _REFERENCE = re.compile(r"@(egpu\.[a-z_0-9]+)\(")
 

@@ -11,6 +11,7 @@ from egpu.maps.layout import (
 )
 from egpu.maps.memory import HostArena, RingControl, Snapshot, ring_controls
 from egpu.maps.ringbuf import Batch, RingCounts, RingReader
+from egpu.maps.thread_view import ThreadView
 from egpu.maps.view import MapCopy, MapView, summable
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "RingReader",
     "RingTable",
     "Snapshot",
+    "ThreadView",
     "initial_chunks",
     "plan",
     "ring_controls",

@@ -14,6 +14,8 @@ Device arena (one per process and device)::
     PERCPU_ARRAY  sm_slots x spread copies, each
                   round_up(max_entries x round_up(value_size, 8), 128); slot s has the copies from
                   s x spread on
+    per thread    (GPU_PER_THREAD_ARRAY and its like) for each key, thread_slots x
+                  round_up(value_size, 8)
     RINGBUF       sm_slots control blocks of 128 bytes (RING_CONTROL)
     HASH          a control block of 128 bytes (HASH_CONTROL), then ``hash_table(spec).slots``
                   times a slot header (HASH_SLOT), key and value, each rounded up to 8 bytes
@@ -62,7 +64,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from egpu.bpf.maptypes import HASH_WINDOW, Storage, traits
+from egpu.bpf.maptypes import HASH_WINDOW, THREAD_SLOTS, Storage, traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError, UnsupportedError
 
@@ -148,7 +150,7 @@ class MapPlace:
     """Where one map lies; offsets and sizes in bytes."""
 
     offset: int  # in the device arena
-    stride: int  # between copies (per-SM maps, ring control), else 0
+    stride: int  # between copies (per-SM maps, ring control) or keys (per-thread maps), else 0
     entry_stride: int  # between values of one copy
     ring_data: int = 0  # in the host arena
     ring_size: int = 0  # of one SM's ring
@@ -201,8 +203,16 @@ class RingTable:
     slots: int
 
 
-def plan(maps: Sequence[MapSpec], sm_slots: int, *, additive: Collection[int] = ()) -> ArenaLayout:
+def plan(
+    maps: Sequence[MapSpec],
+    sm_slots: int,
+    *,
+    additive: Collection[int] = (),
+    thread_slots: int = THREAD_SLOTS,
+) -> ArenaLayout:
     """Places for ``maps`` on a device of ``sm_slots`` SMs.
+
+    Per-thread maps have values for ``thread_slots`` threads of a launch.
 
     ``additive`` are the indices of per-SM maps to which programs only ever add: the warps of an SM
     may then use different copies, since only sums are read.  They get up to 8 copies per SM, as
@@ -216,6 +226,8 @@ def plan(maps: Sequence[MapSpec], sm_slots: int, *, additive: Collection[int] = 
     """
     if sm_slots < 1:
         raise InternalError(f"a layout for {sm_slots} SM slots was asked for")
+    if thread_slots < 1:
+        raise InputError(f"{thread_slots} slots for threads", where="per-thread maps")
     for spec in maps:
         _check(spec)
     device = ARENA_HEADER_SIZE
@@ -231,6 +243,9 @@ def plan(maps: Sequence[MapSpec], sm_slots: int, *, additive: Collection[int] = 
                 spread = _spread(stride * sm_slots) if index in additive else 1
                 place = MapPlace(offset, stride, entry, spread=spread)
                 total = stride * sm_slots * spread
+            case Storage.PER_THREAD_ARRAY:
+                place = MapPlace(offset, thread_slots * entry, entry)
+                total = spec.max_entries * place.stride
             case Storage.RING:
                 ring = _ring_size(spec, sm_slots)
                 place = MapPlace(offset, RING_CONTROL_SIZE, 0, ring_size=ring)

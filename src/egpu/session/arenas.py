@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from egpu.agent.twin import ArenaSetup, DeviceInfo
-from egpu.bpf.maptypes import Storage, traits
+from egpu.bpf.maptypes import THREAD_SLOTS, Storage, traits
 from egpu.bpf.program import MapSpec
 from egpu.maps import (
     ArenaLayout,
@@ -17,6 +17,7 @@ from egpu.maps import (
     MapCopy,
     MapView,
     RingReader,
+    ThreadView,
     initial_chunks,
     plan,
     ring_controls,
@@ -39,8 +40,13 @@ class Arenas:
     """Creates arenas as contexts appear and shows their maps under one name each; thread-safe."""
 
     def __init__(
-        self, maps: Sequence[MapSpec], names: Sequence[str], additive: frozenset[int]
+        self,
+        maps: Sequence[MapSpec],
+        names: Sequence[str],
+        additive: frozenset[int],
+        thread_slots: int = THREAD_SLOTS,
     ) -> None:
+        self._thread_slots = thread_slots
         self._maps = tuple(maps)
         self._names = tuple(names)
         self._additive = additive
@@ -76,7 +82,12 @@ class Arenas:
 
     def layout(self, device: DeviceInfo) -> ArenaLayout:
         """The layout on ``device``; it depends on the number of SMs only."""
-        return plan(self._maps, device.sm_count, additive=self._additive)
+        return plan(
+            self._maps,
+            device.sm_count,
+            additive=self._additive,
+            thread_slots=self._thread_slots,
+        )
 
     def all(self) -> tuple[Arena, ...]:
         """Every arena so far, in order of appearance."""
@@ -103,16 +114,16 @@ def _gone(pid: int) -> bool:
     return False
 
 
-class Maps(Mapping[str, "MapView | HashView | Ring"]):
-    """The maps of a session by name: ``MapView`` for arrays, ``HashView`` for hash maps, ``Ring``
-    for ring buffers."""
+class Maps(Mapping[str, "MapView | HashView | ThreadView | Ring"]):
+    """The maps of a session by name: ``MapView`` for arrays, ``HashView`` for hash maps,
+    ``ThreadView`` for per-thread arrays, ``Ring`` for ring buffers."""
 
     def __init__(self, arenas: Arenas, specs: Sequence[MapSpec], names: Sequence[str]) -> None:
         self._arenas = arenas
         self._specs = dict(zip(names, enumerate(specs), strict=True))
         self._rings: dict[str, Ring] = {}
 
-    def __getitem__(self, name: str) -> MapView | HashView | Ring:
+    def __getitem__(self, name: str) -> MapView | HashView | ThreadView | Ring:
         if name not in self._specs:
             known = ", ".join(self._specs) or "none"
             raise KeyError(f"no map {name!r}; the session's maps are: {known}")
@@ -130,6 +141,8 @@ class Maps(Mapping[str, "MapView | HashView | Ring"]):
         )
         if traits(spec.type).storage is Storage.HASH:
             return HashView(spec, copies)
+        if traits(spec.type).per_thread:
+            return ThreadView(spec, copies)
         return MapView(spec, copies)
 
     def rings(self) -> tuple[Ring, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from egpu.agent.twin import (
     Twin,
     Unmatched,
 )
+from egpu.bpf.maptypes import THREAD_SLOTS
 from egpu.bpf.object import read_object
 from egpu.bpf.program import AttachKind, Object
 from egpu.errors import InputError
@@ -35,6 +37,8 @@ from egpu.session.twins import TwinBuilder, TwinReport
 from egpu.sim import SimulatedDevice, private_folder
 from egpu.verifier import Limits, VerifiedProgram, verify
 
+_THREAD_COUNT = "BPFTIME_MAP_GPU_THREAD_COUNT"
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -44,9 +48,11 @@ class Options:
     narrows every attach point.  ``twin_wait_s``: how long the first launch of a kernel waits for
     its twin.  ``allow_occupancy_loss``: use twins with fewer resident blocks per SM.  ``follow``:
     probe child processes too.  ``cache``: keep assembled twins on disk.  ``snapshot_period_s``: how
-    often maps are copied to where the session reads them.  ``cost_limit``: most instructions, in
-    the worst case, that a program may add to a thread (see ``egpu.verifier.Limits.cost``).
-    ``environment`` is added to the workload's.
+    often maps are copied to where the session reads them.  ``thread_slots``: threads of a launch
+    for which per-thread maps have values (None: as BPFTIME_MAP_GPU_THREAD_COUNT says, else 1,024);
+    threads beyond them find no value.  ``cost_limit``: most instructions, in the worst case, that a
+    program may add to a thread (see ``egpu.verifier.Limits.cost``).  ``environment`` is added to
+    the workload's.
     """
 
     simulated: bool = False
@@ -57,6 +63,7 @@ class Options:
     cache: bool = True
     snapshot_period_s: float = 1.0
     cost_limit: int = Limits().cost
+    thread_slots: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -96,7 +103,8 @@ class Session:
     ) -> None:
         maps = verified[0].program.maps
         self._options = options
-        self._arenas = Arenas(maps, names, additive_maps(verified, maps))
+        slots = _thread_slots() if options.thread_slots is None else options.thread_slots
+        self._arenas = Arenas(maps, names, additive_maps(verified, maps), slots)
         self._verified = tuple(verified)
         self._cleanup = contextlib.ExitStack()
         self._notes: list[str] = []
@@ -259,6 +267,16 @@ class Session:
         self._process = launch(
             argv, self._server.socket_path, environment=environment, follow=self._options.follow
         )
+
+
+def _thread_slots() -> int:
+    """The number in bpftime's variable, else its default. Raises InputError if it is none."""
+    text = os.environ.get(_THREAD_COUNT)
+    if text is None:
+        return THREAD_SLOTS
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise InputError(f"{text!r} is no number of threads", where=_THREAD_COUNT)
+    return int(text)
 
 
 class _Broker:

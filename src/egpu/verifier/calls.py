@@ -38,7 +38,14 @@ _LARGEST_KEY = 256  # of tables
 _LARGEST_VALUE = 1 << 29  # as for pointer offsets
 
 # Types whose first value has a fixed address (.data, .bss, .rodata).
-DIRECT_VALUES = frozenset({MapType.ARRAY, MapType.GPU_ARRAY})
+DIRECT_VALUES = frozenset(
+    {
+        MapType.ARRAY,
+        MapType.GPU_ARRAY,
+        MapType.GPU_HOST_ARRAY,
+        MapType.GPU_KERNEL_SHARED_ARRAY,
+    }
+)
 
 
 def find_helper(setting: Setting, number: int) -> Helper:

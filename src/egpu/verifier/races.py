@@ -71,7 +71,14 @@ def _is_shared_load(setting: Setting, pc: int, register: int, operand: Operand) 
         return False
     if Region.MAP_VALUE not in operand.regions:
         return False
-    return operand.map is None or not setting.map(operand.map).read_only
+    return operand.map is None or not (
+        setting.map(operand.map).read_only or _per_thread(setting, operand)
+    )
+
+
+def _per_thread(setting: Setting, operand: Operand) -> bool:
+    """Whether a place is certainly in a map of which each thread has its own values."""
+    return operand.map is not None and traits(setting.map(operand.map).type).per_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,9 @@ def _writes(known: Known) -> Iterator[_Write]:
         elif step.kind not in (Kind.STORE_REG, Kind.STORE_IMM, Kind.ATOMIC):
             continue
         target = known.frames.operand(step.pc, register)
-        if target is not None and target.regions & {Region.MAP_VALUE, Region.MAP_POINTER}:
+        if target is None or _per_thread(known.setting, target):
+            continue
+        if target.regions & {Region.MAP_VALUE, Region.MAP_POINTER}:
             yield _Write(step, register, target, value)
 
 

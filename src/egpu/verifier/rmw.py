@@ -49,7 +49,11 @@ def _map_of(operand: Operand | None) -> int | None:
 
 def _per_sm(setting: Setting, operand: Operand | None) -> bool:
     index = _map_of(operand)
-    return index is not None and traits(setting.map(index).type).per_sm
+    if index is None:
+        return False
+    kind = traits(setting.map(index).type)
+    # The slots of per-thread maps are shared by launches that run at the same time.
+    return kind.per_sm or kind.per_thread
 
 
 class _Match:

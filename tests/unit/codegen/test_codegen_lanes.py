@@ -72,10 +72,20 @@ class Run:
     """A spliced kernel, launched once; what its maps hold then."""
 
     def __init__(
-        self, verified, point, *, blocks=7, threads=96, launch=Launch.DIRECT, enabled=1, additive=()
+        self,
+        verified,
+        point,
+        *,
+        blocks=7,
+        threads=96,
+        shape=None,
+        launch=Launch.DIRECT,
+        enabled=1,
+        additive=(),
+        thread_slots=1024,
     ):
         maps = verified.program.maps
-        self.layout = plan(maps, SLOTS, additive=additive)
+        self.layout = plan(maps, SLOTS, additive=additive, thread_slots=thread_slots)
         code = compile_probe(verified, point=point, launch=launch)
         image = splice_ptx(parse(KERNEL), "work", [code], self.layout)
         self.memory = DeviceMemory()
@@ -92,7 +102,8 @@ class Run:
             offset, size = LAUNCH_BLOCK[name]
             block[offset : offset + size] = value.to_bytes(size, "little")
         machine = Machine(self.memory, SMS)
-        machine.launch(parse(image.text), "work", (blocks, 1, 1), (threads, 1, 1), bytes(block))
+        grid, size = shape or ((blocks, 1, 1), (threads, 1, 1))
+        machine.launch(parse(image.text), "work", grid, size, bytes(block))
 
     def words(self, offset, count):
         return np.frombuffer(self.memory.read(self.device + offset, 8 * count), np.uint64)

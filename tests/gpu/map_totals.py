@@ -1,4 +1,5 @@
-"""What probes/hashes.bpf.c must leave behind, whatever the order its threads came in."""
+"""What probes/hashes.bpf.c and probes/per_thread.bpf.c must leave behind, whatever the order their
+threads came in."""
 
 from __future__ import annotations
 
@@ -44,4 +45,26 @@ def wrong_totals(maps: Mapping[str, Sequence[Mapping]], threads: int) -> list[st
     wrong += [f"torn key {row['key']} in churn" for row in churn if row["key"] >= FEW]
     wrong += [f"value {row} in churn" for row in churn if row["value"] != 1]
     wrong += [f"torn value {row} in small" for row in small if row["value"] != [3 * row["key"]] * 2]
+    return wrong
+
+
+def wrong_per_thread(
+    maps: Mapping[str, Sequence[Mapping]], kernels: Mapping[str, Mapping], slots: int
+) -> list[str]:
+    """What differs in the values of each thread; ``kernels`` are the workload's own totals."""
+    launches = [(row["threads"] // row["launches"], row["launches"]) for row in kernels.values()]
+    expected = {
+        thread: sum(count for threads, count in launches if threads > thread)
+        for thread in range(min(slots, max(threads for threads, _ in launches)))
+    }
+    past = sum(max(0, threads - slots) * count for threads, count in launches)
+    wrong = []
+    for name, key in (("idiom", 1), ("update", 0)):
+        found = {row["thread"]: row["value"] for row in maps[name] if row["key"] == key}
+        if found != expected or len(found) != len(maps[name]):
+            different = [t for t in expected if found.get(t) != expected[t]]
+            wrong.append(f"{name}: {len(different)} threads differ, first {different[:3]}")
+    counted = sum(row["value"] for row in maps["beyond"])
+    if counted != past:
+        wrong.append(f"threads beyond the slots: {counted}, expected {past}")
     return wrong

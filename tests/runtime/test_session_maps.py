@@ -1,0 +1,45 @@
+"""Hash maps and per-thread maps of a real workload on the simulated device, read by the session."""
+
+import json
+import sys
+
+from test_runtime_cli import ROOT, egpu, pytestmark, workload
+
+sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+from map_totals import wrong_per_thread, wrong_totals
+
+__all__ = ["pytestmark"]
+
+
+def test_totals_are_exact():
+    program = ROOT / "tests" / "gpu" / "probes" / "hashes.bpf.o"
+    done = egpu("run", program, "--sim", "--json", "--", *workload(launches=1))
+    assert done.returncode == 0, done.stderr
+    totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
+    threads = sum(row["threads"] for row in totals["kernels"].values())
+    assert wrong_totals(report["maps"], threads) == []
+
+
+def test_text_shows_entries_and_refusals():
+    program = ROOT / "tests" / "gpu" / "probes" / "hashes.bpf.o"
+    done = egpu("run", program, "--sim", "--", *workload(launches=1))
+    assert done.returncode == 0, done.stderr
+    assert "small (100 entries)" in done.stdout
+    assert "insertions refused because the map was full" in done.stdout
+
+
+def test_values_of_each_thread(monkeypatch):
+    monkeypatch.setenv("BPFTIME_MAP_GPU_THREAD_COUNT", "700")
+    program = ROOT / "tests" / "gpu" / "probes" / "per_thread.bpf.o"
+    done = egpu("run", program, "--sim", "--json", "--", *workload())
+    assert done.returncode == 0, done.stderr
+    totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
+    assert wrong_per_thread(report["maps"], totals["kernels"], 700) == []
+
+
+def test_bad_thread_count(monkeypatch):
+    monkeypatch.setenv("BPFTIME_MAP_GPU_THREAD_COUNT", "many")
+    program = ROOT / "tests" / "gpu" / "probes" / "per_thread.bpf.o"
+    done = egpu("run", program, "--sim", "--", *workload())
+    assert done.returncode == 1
+    assert "BPFTIME_MAP_GPU_THREAD_COUNT: 'many' is no number of threads" in done.stderr
