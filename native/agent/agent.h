@@ -22,7 +22,7 @@ enum phase {
     PHASE_STOPPED, /* detached, session lost or process ending: originals run, counted */
 };
 
-enum { MAX_PARAMETERS = 512, MAX_PACKED = 32 * 1024, SHAPES = 16, NAME_LIMIT = 8192 };
+enum { MAX_GLOBALS = 4096, MAX_PARAMETERS = 512, MAX_PACKED = 32 * 1024, SHAPES = 16, NAME_LIMIT = 8192 };
 
 /* One loaded image. */
 struct module {

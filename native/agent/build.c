@@ -54,32 +54,6 @@ static bool sound(const unsigned char *image, uint64_t size)
     return true;
 }
 
-static const char *load(struct twin *twin, int file, uint64_t size, const char *name)
-{
-    struct stat status;
-    char log[256] = "";
-    int options[2] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
-    void *values[2] = {log, (void *)(uintptr_t)(sizeof log - 1)};
-    if (size == 0 || fstat(file, &status) != 0 || (uint64_t)status.st_size < size)
-        return because("the twin of %s is cut short", name);
-    void *image = mmap(NULL, size, PROT_READ, MAP_PRIVATE, file, 0);
-    if (image == MAP_FAILED)
-        return because("the twin of %s cannot be mapped", name);
-    const char *failure = NULL;
-    if (!sound(image, size)) {
-        failure = because("the twin of %s is malformed", name);
-    } else {
-        CUresult result = CALL(cuModuleLoadDataEx, &twin->module, image, 2, options, values);
-        if (result != CUDA_SUCCESS) {
-            twin->module = NULL;
-            failure = because("the driver does not load the twin of %s (error %d) %s", name,
-                              result, log);
-        }
-    }
-    munmap(image, size);
-    return failure;
-}
-
 static CUmodule original_module(const struct entry *entry)
 {
     CUmodule module = NULL;
@@ -99,40 +73,96 @@ static CUmodule original_module(const struct entry *entry)
     return module;
 }
 
-/* Gives the twin the addresses of the original module's variables. */
-static const char *share_globals(struct twin *twin, const struct entry *entry, const char *names,
-                                 uint32_t names_size, uint32_t count, const char *table)
+/* What the TWIN message says of variables: names, and how the twin gets their addresses. */
+struct shared {
+    uint32_t count;
+    const char *names, *end;
+    const char *table;       /* variable of the twin that takes them, or "" */
+    const char *patches;     /* or places in the image, rows of struct egpu_patch */
+    uint64_t *addresses;     /* of the original module's variables */
+};
+
+/* Asks the driver for the addresses of the original module's variables. */
+static const char *find_globals(const struct entry *entry, struct shared *shared)
 {
     CUmodule module = original_module(entry);
-    CUdeviceptr place;
-    size_t size, room;
-    uint64_t *addresses = calloc(count, sizeof *addresses);
-    const char *failure = NULL, *end = names + names_size;
-    if (addresses == NULL || module == NULL)
-        failure = because("the module of %s is not known", entry->name);
-    for (uint32_t i = 0; failure == NULL && i < count; i++) {
+    const char *names = shared->names;
+    if (module == NULL)
+        return because("the module of %s is not known", entry->name);
+    for (uint32_t i = 0; i < shared->count; i++) {
         CUdeviceptr address;
-        const char *stop = names < end ? memchr(names, '\0', (size_t)(end - names)) : NULL;
+        size_t size;
+        const char *stop =
+            names < shared->end ? memchr(names, '\0', (size_t)(shared->end - names)) : NULL;
         if (stop == NULL)
-            failure = because("malformed list of globals of %s", entry->name);
-        else if (CALL(cuModuleGetGlobal_v2, &address, &size, module, names) != CUDA_SUCCESS)
-            failure = because("%s uses the variable %s, which the driver does not name",
-                              entry->name, names);
-        else
-            addresses[i] = address;
-        names = stop != NULL ? stop + 1 : end;
+            return because("malformed list of globals of %s", entry->name);
+        if (CALL(cuModuleGetGlobal_v2, &address, &size, module, names) != CUDA_SUCCESS)
+            return because("%s uses the variable %s, which the driver does not name", entry->name,
+                           names);
+        shared->addresses[i] = address;
+        names = stop + 1;
     }
-    if (failure == NULL &&
-        (CALL(cuModuleGetGlobal_v2, &place, &room, twin->module, table) != CUDA_SUCCESS ||
-         room < count * sizeof *addresses))
-        failure = because("the twin of %s has no room for %u globals", entry->name, count);
-    if (failure == NULL &&
-        (CALL(cuMemcpyHtoDAsync_v2, place, addresses, count * sizeof *addresses,
-              twin->arena->stream) != CUDA_SUCCESS ||
-         CALL(cuStreamSynchronize, twin->arena->stream) != CUDA_SUCCESS))
-        failure = because("the globals of %s cannot be copied", entry->name);
-    free(addresses);
+    return NULL;
+}
+
+/* Machine code: the addresses go into its constant bank before it is loaded. */
+static const char *patch(unsigned char *image, uint64_t size, const struct entry *entry,
+                         const struct shared *shared)
+{
+    for (uint32_t i = 0; i < shared->count; i++) {
+        struct egpu_patch row;
+        memcpy(&row, shared->patches + i * sizeof row, sizeof row);
+        if (row.offset > size || size - row.offset < sizeof(uint64_t))
+            return because("the twin of %s has a variable outside of its image", entry->name);
+        uint64_t address = shared->addresses[i] + row.addend;
+        memcpy(image + row.offset, &address, sizeof address);
+    }
+    return NULL;
+}
+
+static const char *load(struct twin *twin, int file, uint64_t size, const struct entry *entry,
+                        const struct shared *shared)
+{
+    const char *name = entry->name;
+    struct stat status;
+    char log[256] = "";
+    int options[2] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+    void *values[2] = {log, (void *)(uintptr_t)(sizeof log - 1)};
+    if (size == 0 || fstat(file, &status) != 0 || (uint64_t)status.st_size < size)
+        return because("the twin of %s is cut short", name);
+    void *image = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    if (image == MAP_FAILED)
+        return because("the twin of %s cannot be mapped", name);
+    const char *failure = NULL;
+    if (!sound(image, size)) {
+        failure = because("the twin of %s is malformed", name);
+    } else if (shared->patches == NULL ||
+               (failure = patch(image, size, entry, shared)) == NULL) {
+        CUresult result = CALL(cuModuleLoadDataEx, &twin->module, image, 2, options, values);
+        if (result != CUDA_SUCCESS) {
+            twin->module = NULL;
+            failure = because("the driver does not load the twin of %s (error %d) %s", name,
+                              result, log);
+        }
+    }
+    munmap(image, size);
     return failure;
+}
+
+/* PTX: the twin reads them from a variable of its own. */
+static const char *fill_table(struct twin *twin, const struct entry *entry,
+                              const struct shared *shared)
+{
+    CUdeviceptr place;
+    size_t room, size = shared->count * sizeof *shared->addresses;
+    if (CALL(cuModuleGetGlobal_v2, &place, &room, twin->module, shared->table) != CUDA_SUCCESS ||
+        room < size)
+        return because("the twin of %s has no room for %u globals", entry->name, shared->count);
+    if (CALL(cuMemcpyHtoDAsync_v2, place, shared->addresses, size, twin->arena->stream) !=
+            CUDA_SUCCESS ||
+        CALL(cuStreamSynchronize, twin->arena->stream) != CUDA_SUCCESS)
+        return because("the globals of %s cannot be copied", entry->name);
+    return NULL;
 }
 
 static const char *replay(struct twin *twin, const struct entry *entry)
@@ -154,11 +184,13 @@ static const char *replay(struct twin *twin, const struct entry *entry)
     return NULL;
 }
 
-static const char *fill(struct twin *twin, const struct variant *v, const struct egpu_twin *reply,
-                        const char *names, const char *table)
+static const char *fill(struct twin *twin, const struct variant *v, uint64_t size,
+                        struct shared *shared)
 {
     const struct entry *entry = v->entry;
-    const char *failure = load(twin, v->file, reply->size, entry->name);
+    const char *failure = shared->count != 0 ? find_globals(entry, shared) : NULL;
+    if (failure == NULL)
+        failure = load(twin, v->file, size, entry, shared);
     if (failure != NULL)
         return failure;
     if (CALL(cuModuleGetFunction, &twin->function, twin->module, entry->name) != CUDA_SUCCESS)
@@ -172,9 +204,8 @@ static const char *fill(struct twin *twin, const struct variant *v, const struct
              twin->function) != CUDA_SUCCESS)
         return because("the twin of %s tells no limits", entry->name);
     failure = replay(twin, entry);
-    if (failure == NULL && reply->globals_count != 0)
-        failure = share_globals(twin, entry, names, reply->globals_size, reply->globals_count,
-                                table);
+    if (failure == NULL && shared->count != 0 && shared->patches == NULL)
+        failure = fill_table(twin, entry, shared);
     return failure;
 }
 
@@ -182,14 +213,16 @@ static const char *fill(struct twin *twin, const struct variant *v, const struct
 const char *egpu_build(struct variant *v, struct arena *arena, struct twin **out)
 {
     struct egpu_twin reply;
-    const char *texts[2], *failure = NULL;
+    const char *texts[3], *failure = NULL;
     char table[128] = "";
     const struct module *home = v->entry->module;
     memcpy(&reply, (char *)v->packet + sizeof(struct egpu_header), sizeof reply);
-    uint32_t sizes[2] = {reply.globals_size, reply.table_size};
-    egpu_wire_texts(v->packet, sizeof reply, sizes, 2, texts); /* checked on arrival */
+    uint32_t sizes[3] = {reply.globals_size, reply.table_size, reply.patches_size};
+    egpu_wire_texts(v->packet, sizeof reply, sizes, 3, texts); /* checked on arrival */
+    bool patched = reply.patches_size != 0;
     if (reply.table_size >= sizeof table || reply.parameters > MAX_PARAMETERS ||
-        reply.hidden_offset > MAX_PACKED)
+        reply.hidden_offset > MAX_PACKED || reply.globals_count > MAX_GLOBALS ||
+        (patched && reply.patches_size != reply.globals_count * sizeof(struct egpu_patch)))
         return because("the twin of %s exceeds a limit of the agent", v->entry->name);
     memcpy(table, texts[1], reply.table_size);
     CUcontext now = NULL;
@@ -197,9 +230,15 @@ const char *egpu_build(struct variant *v, struct arena *arena, struct twin **out
     if (now != atomic_load(&v->context) ||
         (home != NULL && !home->library && home->context != now))
         return because("%s is launched from another context than its module's", v->entry->name);
+    struct shared shared = {
+        reply.globals_count, texts[0], texts[0] + reply.globals_size, table,
+        patched ? texts[2] : NULL, calloc(reply.globals_count + 1, sizeof(uint64_t))};
     struct twin *twin = calloc(1, sizeof *twin);
-    if (twin == NULL)
+    if (twin == NULL || shared.addresses == NULL) {
+        free(twin);
+        free(shared.addresses);
         return because("out of memory");
+    }
     twin->hidden_offset = reply.hidden_offset;
     twin->parameters = reply.parameters;
     twin->kernel_id = reply.kernel_id;
@@ -207,7 +246,8 @@ const char *egpu_build(struct variant *v, struct arena *arena, struct twin **out
     twin->arena = arena;
     int mode = egpu_relax();
     if (egpu_arena_prepare(arena, &failure) == 0)
-        failure = fill(twin, v, &reply, texts[0], table);
+        failure = fill(twin, v, reply.size, &shared);
+    free(shared.addresses);
     if (failure != NULL && twin->module != NULL)
         CALL(cuModuleUnload, twin->module);
     egpu_restore(mode);

@@ -159,7 +159,7 @@ struct egpu_arena_refused {
     uint32_t reason_size;
 };
 
-/* answers RESOLVE; file 0 is the image (PTX ends with a NUL); names are NUL-terminated; followed by globals, table */
+/* answers RESOLVE; file 0 is the image (PTX ends with a NUL); globals are NUL-terminated names; patches has a row of struct egpu_patch for each, or is empty; followed by globals, table, patches */
 struct egpu_twin {
     uint64_t size;
     uint32_t kernel_id;
@@ -170,6 +170,8 @@ struct egpu_twin {
     uint32_t epoch;
     uint32_t globals_size;
     uint32_t table_size;
+    uint32_t patches_size;
+    uint32_t reserved;
 };
 
 /* answers RESOLVE: no link asks for it */
@@ -197,6 +199,12 @@ struct egpu_ring {
     uint64_t device_offset;
     uint64_t device_stride;
     uint64_t count;
+};
+
+/* a place in a twin's image that takes an address */
+struct egpu_patch {
+    uint64_t offset;
+    uint64_t addend;
 };
 
 /* then size bytes, padded to 8 */

@@ -219,13 +219,13 @@ struct twin *egpu_twin(struct entry *entry, struct variant *v, uint32_t *reason)
 static bool take_twin(struct variant *v, const unsigned char *packet, size_t size, int file)
 {
     struct egpu_twin reply;
-    const char *texts[2];
+    const char *texts[3];
     size_t fixed = sizeof(struct egpu_header) + sizeof reply;
     if (size < fixed || file < 0)
         return false;
     memcpy(&reply, packet + sizeof(struct egpu_header), sizeof reply);
-    uint32_t sizes[2] = {reply.globals_size, reply.table_size};
-    if (!egpu_wire_texts(packet, sizeof reply, sizes, 2, texts) ||
+    uint32_t sizes[3] = {reply.globals_size, reply.table_size, reply.patches_size};
+    if (!egpu_wire_texts(packet, sizeof reply, sizes, 3, texts) ||
         (v->packet = malloc(size)) == NULL)
         return false;
     memcpy(v->packet, packet, size);

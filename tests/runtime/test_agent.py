@@ -10,6 +10,7 @@ import agent_harness as harness
 import pytest
 
 from egpu.agent import Reason, Refused
+from egpu.maps.layout import LAYOUT_VERSION
 
 
 @pytest.fixture(scope="module", params=["plain", "sanitized"])
@@ -179,7 +180,7 @@ def test_capture_is_kept_whole_and_reads_back(bench, broker):
     assert result.of("alloc") == ["alloc 8192 mode 2 captures 1"]
     replays = result.of("replay plain twin")
     assert len(replays) == 4
-    assert all(" flags 1000001 " in call for call in replays)
+    assert all(f" flags {LAYOUT_VERSION << 24 | 1:x} " in call for call in replays)
     assert [call.split("values ")[1] for call in replays[:2]] == ["50 6", "70 6"]
     assert (row.seen, row.captured, row.captured_probed) == (0, 2, 2)
     assert (process.graph_launches, process.graph_nodes) == (2, 1)
@@ -487,7 +488,7 @@ def test_other_layout_version(bench, broker, monkeypatch):
     with bench.server(broker) as server:
         process = bench.start(server.socket_path, "plain")
         result = bench.finish(process)
-    check_unprobed(result, "agent has arena layout 1, the session 9")
+    check_unprobed(result, f"agent has arena layout {LAYOUT_VERSION}, the session 9")
 
 
 @pytest.mark.parametrize(

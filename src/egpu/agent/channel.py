@@ -92,6 +92,13 @@ def init_image(chunks: Sequence[tuple[int, bytes]]) -> bytes:
     return b"".join(parts)
 
 
+def patch_rows(patches: Sequence[tuple[int, int]]) -> bytes:
+    """Places of a twin's image as the agent reads them: rows of ``protocol.PATCH``."""
+    return b"".join(
+        struct.pack("<QQ", offset, addend & 0xFFFFFFFFFFFFFFFF) for offset, addend in patches
+    )
+
+
 def ring_rows(rings: Sequence[RingTable]) -> bytes:
     """The ring table as the agent reads it: rows of ``protocol.RING``."""
     tail = RING_CONTROL["tail"][0]

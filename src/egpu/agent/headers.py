@@ -52,6 +52,7 @@ def protocol_header() -> str:
             texts = f"; followed by {', '.join(message.texts)}" if message.texts else ""
             lines += _struct(f"egpu_{name}", fields, message.meaning + texts)
     lines += _struct("egpu_ring", wire.RING, "reader positions of one ring map")
+    lines += _struct("egpu_patch", wire.PATCH, "a place in a twin's image that takes an address")
     lines += _struct("egpu_init_chunk", wire.INIT_CHUNK, "then size bytes, padded to 8")
     lines += _struct("egpu_stats_header", wire.STATS_HEADER)
     slot = _struct("egpu_stats_slot", wire.STATS_SLOT)

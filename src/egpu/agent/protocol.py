@@ -97,11 +97,11 @@ MESSAGES: Final = (
             (("device_size", "u64"), ("host_size", "u64"), ("init_size", "u64"),
              ("arena", "u32"), ("sm_slots", "u32")), ("rings",), files=2),
     Message(Kind.ARENA_REFUSED, "answers OPEN_ARENA", (("arena", "u32"),), ("reason",)),
-    Message(Kind.TWIN, "answers RESOLVE; file 0 is the image (PTX ends with a NUL); names are "
-            "NUL-terminated",
+    Message(Kind.TWIN, "answers RESOLVE; file 0 is the image (PTX ends with a NUL); globals are "
+            "NUL-terminated names; patches has a row of struct egpu_patch for each, or is empty",
             (("size", "u64"), ("kernel_id", "u32"), ("hidden_offset", "u32"), ("parameters", "u32"),
              ("globals_count", "u32"), ("allow_occupancy", "u32"), ("epoch", "u32")),
-            ("globals", "table"), files=1),
+            ("globals", "table", "patches"), files=1),
     Message(Kind.UNMATCHED, "answers RESOLVE: no link asks for it", (("epoch", "u32"),)),
     Message(Kind.REFUSED, "answers RESOLVE", (("epoch", "u32"),), ("reason",)),
     Message(Kind.EPOCH, "links have changed: ask again at the next launch",
@@ -114,6 +114,7 @@ RING: Final = (   # a row of ARENA.rings: reader positions of one ring map
     ("host_offset", "u64"), ("host_stride", "u64"),
     ("device_offset", "u64"), ("device_stride", "u64"), ("count", "u64"),
 )
+PATCH: Final = (("offset", "u64"), ("addend", "u64"))  # in a TWIN's image: an address goes there
 INIT_CHUNK: Final = (("offset", "u64"), ("size", "u64"))  # then size bytes, padded to 8
 
 

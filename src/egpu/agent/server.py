@@ -386,7 +386,7 @@ def _send_twin(peer: Peer, request: int, epoch: int, twin: Twin) -> None:
     message = encode(
         Kind.TWIN,
         request=request,
-        texts=(names, twin.globals_table.encode()),
+        texts=(names, twin.globals_table.encode(), channel.patch_rows(twin.patches)),
         size=len(image),
         kernel_id=twin.kernel_id,
         hidden_offset=twin.hidden_offset,

@@ -63,7 +63,8 @@ class Twin:
 
     ``hidden_offset``: byte offset of the launch block in the parameter block; ``parameters``:
     number of the kernel's own parameters.  The agent writes the addresses that ``globals`` have in
-    the ORIGINAL module as u64s into the twin's variable ``globals_table``.  With
+    the ORIGINAL module as u64s into the twin's variable ``globals_table``, or, with one of
+    ``patches`` (offset, addend) for each name, into the image before it is loaded.  With
     ``allow_occupancy_loss`` a twin with fewer resident blocks is used too, but never for
     cooperative launches.
     """
@@ -74,6 +75,7 @@ class Twin:
     kernel_id: int
     globals: tuple[str, ...] = ()
     globals_table: str = ""
+    patches: tuple[tuple[int, int], ...] = ()
     allow_occupancy_loss: bool = False
 
 

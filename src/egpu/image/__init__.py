@@ -2,7 +2,15 @@
 
 from egpu.image.fatbin import unpack
 from egpu.image.model import Image, ImageKind, KernelInfo, Member, MemberKind
-from egpu.image.open import choose_ptx, image_length, list_kernels, open_image, ptx_text
+from egpu.image.open import (
+    choose_cubin,
+    choose_ptx,
+    has_ptx,
+    image_length,
+    list_kernels,
+    open_image,
+    ptx_text,
+)
 
 __all__ = [
     "Image",
@@ -10,7 +18,9 @@ __all__ = [
     "KernelInfo",
     "Member",
     "MemberKind",
+    "choose_cubin",
     "choose_ptx",
+    "has_ptx",
     "image_length",
     "list_kernels",
     "open_image",

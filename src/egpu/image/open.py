@@ -137,6 +137,35 @@ def choose_ptx(image: Image, arch: int, suffix: str = "a", *, kernel: str = "") 
     )
 
 
+def choose_cubin(image: Image, arch: int, kernel: str) -> Member:
+    """The machine code that a device of ``arch`` runs for ``kernel``.
+
+    A cubin runs on devices of its major number and an equal or later minor one ("a" and "f" ones as
+    PTX does).  UnsupportedError, which lists the members, when no cubin for the device has the
+    kernel.
+    """
+    fitting = [
+        each
+        for each in image.members
+        if each.kind is MemberKind.CUBIN
+        and each.arch // 10 == arch // 10
+        and _runs_on(each, arch, "a")
+    ]
+    for member in sorted(fitting, key=lambda each: (-each.arch, -_SUFFIX_RANK[each.suffix])):
+        if any(info.name == kernel for info in list_kernels(member)):
+            return member
+    listed = ", ".join(_named(each) for each in image.members) or "nothing"
+    raise UnsupportedError(
+        f"splicing {kernel} (the image holds {listed})",
+        needs=f"PTX or machine code for sm_{arch} that has this kernel",
+    )
+
+
+def has_ptx(image: Image) -> bool:
+    """Whether a member is PTX (text that a cubin keeps for debuggers does not count)."""
+    return any(each.kind is MemberKind.PTX for each in image.members)
+
+
 def _runs_on(member: Member, arch: int, suffix: str) -> bool:
     if _SUFFIX_RANK[member.suffix] > _SUFFIX_RANK[suffix]:
         return False

@@ -112,6 +112,16 @@ class Assembler:
         few = held.spilled - bare.spilled <= _SPILL_LIMIT
         return held.image if few else free.image
 
+    def machine_code(self, text: str, architecture: str) -> bytes:
+        """Machine code of a probe for "sm_90" and the like, to be spliced into a cubin.
+
+        UnsupportedError without ptxas: the driver's compiler does not hand it out.
+        """
+        if self._ptxas is None:
+            raise UnsupportedError("splicing machine code", needs="ptxas (egpu doctor says where)")
+        arguments = (f"-arch={architecture}", "--output-file=twin.cubin", "twin.ptx")
+        return _run(self._ptxas, text, arguments).image
+
 
 @dataclass(frozen=True, slots=True)
 class _Assembled:

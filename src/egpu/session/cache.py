@@ -19,7 +19,7 @@ from pathlib import Path
 
 from egpu.version import VERSION
 
-CACHE_FORMAT = b"egpu twin 2\n"
+CACHE_FORMAT = b"egpu twin 3\n"
 _BUILDERS = ("bpf", "verifier", "codegen", "image", "splice", "maps")  # packages that decide
 DEFAULT_LIMIT = 256 << 20  # bytes
 _UNFINISHED = ".new-"
@@ -44,6 +44,7 @@ class BuiltTwin:
     parameters: int
     globals: tuple[str, ...]
     globals_table: str
+    patches: tuple[tuple[int, int], ...]
     entry_sites: int
     exit_sites: int
     uncovered: tuple[str, ...]
@@ -65,6 +66,7 @@ class BuiltTwin:
             head = json.loads(data[4:end])
             for name in ("globals", "uncovered"):
                 head[name] = tuple(head[name])
+            head["patches"] = tuple((offset, addend) for offset, addend in head["patches"])
             return cls(image=data[end:], **head)
         except (TypeError, KeyError) as error:
             raise ValueError(f"not a twin: {error}") from error

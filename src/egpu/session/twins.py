@@ -9,16 +9,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from egpu.agent.twin import DeviceInfo, KernelSeen, Refused, Twin, Unmatched
-from egpu.codegen import Launch
+from egpu.codegen import DeviceCode, Launch
 from egpu.errors import EgpuError
-from egpu.image import Image, choose_ptx, open_image, ptx_text
+from egpu.image import (
+    Image,
+    choose_cubin,
+    choose_ptx,
+    has_ptx,
+    open_image,
+    ptx_text,
+    unpack,
+)
 from egpu.image.ptx import parse
 from egpu.image.ptx.syntax import Module
 from egpu.maps.layout import ArenaLayout
 from egpu.session.assemble import Assembler
 from egpu.session.attached import Attachment, ProbeSet
 from egpu.session.cache import BuiltTwin, TwinCache
-from egpu.splice import kernel_alone, splice_ptx
+from egpu.splice import kernel_alone, splice_ptx, splice_sass
 
 _PARSED_LIMIT = 16  # modules kept: a fatbin's kernels are resolved one after the other
 
@@ -99,6 +107,7 @@ class TwinBuilder:
             parameters=built.parameters,
             globals=built.globals,
             globals_table=built.globals_table,
+            patches=built.patches,
             kernel_id=kernel_id,
             allow_occupancy_loss=self._allow_occupancy_loss,
         )
@@ -143,8 +152,10 @@ class TwinBuilder:
         layout: ArenaLayout,
         launch: Launch,
     ) -> BuiltTwin:
-        module = self._module(image, seen)
         codes = [self._probes.compiled(item, launch) for item in attachments]
+        if self._assembler is not None and not has_ptx(image):
+            return self._splice_machine_code(image, seen, codes, layout, self._assembler)
+        module = self._module(image, seen)
         spliced = splice_ptx(module, seen.kernel, codes, layout)
         if self._assembler is None:
             code = spliced.text.encode("utf-8", "surrogateescape") + b"\0"
@@ -161,6 +172,30 @@ class TwinBuilder:
             parameters=spliced.parameters,
             globals=spliced.globals,
             globals_table=spliced.globals_table,
+            patches=(),
+            entry_sites=spliced.entry_sites,
+            exit_sites=spliced.exit_sites,
+            uncovered=spliced.uncovered,
+        )
+
+    def _splice_machine_code(
+        self,
+        image: Image,
+        seen: KernelSeen,
+        codes: list[DeviceCode],
+        layout: ArenaLayout,
+        assembler: Assembler,
+    ) -> BuiltTwin:
+        """For images without PTX: the kernel's own machine code stays as it is."""
+        member = choose_cubin(image, seen.device.arch, seen.kernel)
+        spliced = splice_sass(unpack(member), seen.kernel, codes, layout, assembler.machine_code)
+        return BuiltTwin(
+            image=spliced.image,
+            hidden_offset=spliced.hidden_offset,
+            parameters=spliced.parameters,
+            globals=tuple(patch.name for patch in spliced.globals),
+            globals_table="",
+            patches=tuple((patch.offset, patch.addend) for patch in spliced.globals),
             entry_sites=spliced.entry_sites,
             exit_sites=spliced.exit_sites,
             uncovered=spliced.uncovered,

@@ -8,7 +8,7 @@ import pytest
 from egpu.session import assemble
 from egpu.session.cache import CACHE_FORMAT, BuiltTwin, TwinCache
 
-TWIN = BuiltTwin(b"\x7fELF code", 24, 3, ("a", "b"), "table", 1, 2, ("trap",))
+TWIN = BuiltTwin(b"\x7fELF code", 24, 3, ("a", "b"), "table", ((64, 0), (72, 8)), 1, 2, ("trap",))
 KEY = TwinCache.key("image", "kernel")
 
 
