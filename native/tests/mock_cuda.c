@@ -123,6 +123,8 @@ static void drain(void)
     pthread_mutex_unlock(&lock);
 }
 
+static uint64_t last_address; /* that cuModuleGetGlobal gave */
+
 static struct module *parse(const char *image)
 {
     struct module *m = calloc(1, sizeof *m);
@@ -137,6 +139,12 @@ static struct module *parse(const char *image)
             m->entries++;
         else if (sscanf(at, "// global %63s", m->global[m->globals]) == 1)
             m->globals++;
+    }
+    const char *patched = strstr(image, "// patched ");
+    if (patched != NULL) { /* 8 bytes that the agent was to fill in, then a NUL */
+        uint64_t address;
+        memcpy(&address, patched + strlen("// patched "), sizeof address);
+        note("patched %lld behind the original", (long long)(address - last_address));
     }
     m->context = current;
     return m;
@@ -330,6 +338,7 @@ API CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *size, CUmodule m
         if (strcmp(m->global[i], name) == 0) {
             *address = (CUdeviceptr)(uintptr_t)m->storage[i];
             *size = sizeof m->storage[i];
+            last_address = *address;
             return 0;
         }
     return 500;

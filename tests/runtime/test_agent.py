@@ -310,6 +310,25 @@ def test_globals_of_the_original(bench, request):
     assert "variable $str" in row.refusals[0]
 
 
+def test_globals_in_machine_code(bench, request):
+    """Addresses go into the image itself, before it is loaded."""
+    text = b".version 8.0\n// entry plain params 2 regs 40 occ 8 max 1024 twin 1\n// patched "
+    image = text + bytes(9)
+    twin = {"image": image, "globals": ("counter",)}
+    broker = broker_of(request, twins={"plain": {**twin, "patches": ((len(text), 24),)}})
+    with bench.server(broker) as server:
+        result = bench.run(server, "plain", 2)
+        assert (result.returncode, only(server).probed) == (0, 2)
+    assert result.of("patched") == ["patched 24 behind the original"]
+    for patches in (((len(image) - 7, 0),), ((1 << 62, 0),), ((0, 0), (8, 0))):
+        broker = broker_of(request, twins={"plain": {**twin, "patches": patches}})
+        with bench.server(broker) as server:
+            result = bench.run(server, "plain", 2)
+            row = only(server)
+        assert (result.returncode, row.probed) == (0, 0)
+        assert "outside of its image" in row.refusals[0] or "limit" in row.refusals[0]
+
+
 def test_ring_positions_and_initial_contents(bench, request):
     broker = broker_of(request, rings=harness.ring_table(), chunks=((2048, b"hello"),))
     with bench.server(broker, snapshot_period_s=0) as server:
