@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from egpu.errors import UnsupportedError
-from egpu.splice import ptxas_arguments
+from egpu.splice import ASSEMBLER_OPTIONS, ptxas_arguments
 
 _TIMEOUT_S = 120
 # Up to 32 registers a thread an SM holds as many threads as it can at all, and they are handed out
@@ -74,6 +74,7 @@ class Assembler:
 
     def __init__(self, ptxas: Ptxas | None) -> None:
         self._ptxas = ptxas
+        self._codes: dict[tuple[str, str], bytes] = {}  # kernels with like parameters share probes
 
     @property
     def stable(self) -> bool:
@@ -119,8 +120,12 @@ class Assembler:
         """
         if self._ptxas is None:
             raise UnsupportedError("splicing machine code", needs="ptxas (egpu doctor says where)")
-        arguments = (f"-arch={architecture}", "--output-file=twin.cubin", "twin.ptx")
-        return _run(self._ptxas, text, arguments).image
+        options = (f"-arch={architecture}", *ASSEMBLER_OPTIONS)
+        code = self._codes.get((text, architecture))
+        if code is None:
+            code = _run(self._ptxas, text, (*options, "--output-file=twin.cubin", "twin.ptx")).image
+            self._codes[text, architecture] = code
+        return code
 
 
 @dataclass(frozen=True, slots=True)

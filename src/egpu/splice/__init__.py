@@ -1,7 +1,7 @@
 """Putting probes in: (image, kernel, device code) to an instrumented image."""
 
 from egpu.splice.instrumented import InstrumentedImage
-from egpu.splice.ptx import splice_ptx
+from egpu.splice.ptx import kernel_alone, splice_ptx
 from egpu.splice.ptxas import assembler_arch, ptxas_arguments
 from egpu.splice.sass import InstrumentedCubin, splice_sass
 from egpu.splice.sass_globals import GlobalPatch
@@ -13,6 +13,7 @@ __all__ = [
     "InstrumentedCubin",
     "InstrumentedImage",
     "assembler_arch",
+    "kernel_alone",
     "ptxas_arguments",
     "splice_ptx",
     "splice_sass",

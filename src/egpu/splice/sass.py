@@ -8,7 +8,7 @@ the one copy of the exit probes, which end in an EXIT.  Jumps are relative, so n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from egpu.bpf.program import AttachKind, Level
 from egpu.codegen.device_code import DeviceCode, RelocKind, Target
@@ -21,7 +21,6 @@ from egpu.splice.sass_encoding import (
     ARCHS,
     BRA,
     DESTINATION,
-    EXIT,
     GUARD,
     NOP,
     OPCODE,
@@ -41,10 +40,14 @@ from egpu.splice.sass_encoding import (
     read_clock,
     words_of,
 )
+from egpu.splice.sass_encoding import EXIT as EXIT_OPCODE
 from egpu.splice.sass_globals import GlobalPatch, patches, share_globals
 from egpu.splice.sass_kernel import check_kernel, code_around, lowest_register_limit
 from egpu.splice.sass_probe import (
+    ENTRY,
+    EXIT,
     Assemble,
+    Manner,
     ProbeBlock,
     ProbeBlocks,
     assemble_probes,
@@ -112,7 +115,9 @@ def splice_sass(
     parts = take_apart(opened)
     target = open_kernel(parts, kernel)
     check_kernel(parts, target, opened.arch, probes)
-    blocks = _assembled(target, opened.arch, probes, layout, assemble, rules=rules)
+    setting = _Setting(target, opened.arch, probes, layout, assemble)
+    most = lowest_register_limit(words_of(parts.parts[target.text].data))
+    blocks = _assembled(setting, most, rules=rules)
     work = _Splice(parts, target, opened.arch, blocks, rules)
     text = work.text()
     change = Change(
@@ -157,34 +162,69 @@ def _check_probes(probes: Sequence[DeviceCode]) -> None:
 
 
 def _leaves(word: int) -> bool:
-    return OPCODE.of(word) == EXIT
+    return OPCODE.of(word) == EXIT_OPCODE
 
 
-def _assembled(
-    kernel: Kernel,
-    arch: int,
-    probes: Sequence[DeviceCode],
-    layout: ArenaLayout,
-    assemble: Assemble,
-    *,
-    rules: frozenset[Rule],
-) -> ProbeBlocks:
-    """The probes' code, without uniform values that one group of leaving lanes could spoil for
-    another.  A single probe at the warp level has none: all lanes but one end at once."""
-    leaving = [each for each in probes if each.kind is AttachKind.EXIT]
-    alone = len(leaving) == 1 and leaving[0].level is Level.WARP
-    blocks = assemble_probes(kernel, arch, probes, layout, assemble)
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What the probes are assembled for."""
+
+    kernel: Kernel
+    arch: int
+    probes: Sequence[DeviceCode]
+    layout: ArenaLayout
+    assemble: Assemble
+
+    def blocks(self, manner: Manner) -> ProbeBlocks:
+        return assemble_probes(
+            self.kernel, self.arch, self.probes, self.layout, self.assemble, manner=manner
+        )
+
+
+def _assembled(setting: _Setting, most: int | None, *, rules: frozenset[Rule]) -> ProbeBlocks:
+    """The probes' code, in as many registers as cost the kernel no resident block, if that can be.
+
+    No uniform value lives where one group of leaving lanes could spoil it for another.  Probes at
+    the warp level have none: all lanes but one end first.
+    """
+    leaving = [each for each in setting.probes if each.kind is AttachKind.EXIT]
+    alone = all(each.level is Level.WARP for each in leaving)
+    manner = Manner()
+    blocks = setting.blocks(manner)
+    limits = _limits(setting.kernel, blocks, most)
+    if limits:
+        held = setting.blocks(Manner(limits=limits))
+        if all(block.frame <= _SPILL_LIMIT for block in (held.entry, held.exit) if block):
+            manner, blocks = Manner(limits=limits), held
     if alone or Rule.NO_CARRIED_UNIFORMS not in rules:
         return blocks
-    if blocks.exit and carried(blocks.exit.words, arch):
-        blocks = assemble_probes(kernel, arch, probes, layout, assemble, vector_masks=True)
-        if blocks.exit and carried(blocks.exit.words, arch):
+    if blocks.exit and carried(blocks.exit.words, setting.arch):
+        blocks = setting.blocks(replace(manner, vector_masks=True))
+        if blocks.exit and carried(blocks.exit.words, setting.arch):
             raise UnsupportedError(
                 f"exit probes ({', '.join(each.program for each in leaving)}) with uniform values "
                 "that live across branches",
-                needs="one exit probe at the warp level",
+                needs="exit probes at the warp level",
             )
     return blocks
+
+
+_FREE_REGISTERS = 32  # a thread: that many let an SM hold all the threads that it can
+_REGISTER_STEP = 8  # in which registers are given out
+_SPILL_LIMIT = 128  # bytes of stack
+
+
+def _limits(kernel: Kernel, blocks: ProbeBlocks, most: int | None) -> dict[str, int]:
+    """Limits for blocks that take more registers than the kernel has anyway; ``most``: what a warp
+    may be left with at its exit (setmaxnreg)."""
+    step = -(-kernel.registers // _REGISTER_STEP) * _REGISTER_STEP
+    limit = max(_FREE_REGISTERS, step) if most is None else kernel.registers
+    found: dict[str, int] = {}
+    if blocks.entry and blocks.entry.registers > limit:
+        found[ENTRY] = limit
+    if blocks.exit and blocks.exit.registers > min(limit, most or limit):
+        found[EXIT] = min(limit, most or limit)
+    return found
 
 
 class _Splice:

@@ -9,10 +9,10 @@ code, one instruction by one: code that is lifted is never stretched.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from egpu.bpf.program import AttachKind
+from egpu.bpf.program import AttachKind, Level
 from egpu.codegen.device_code import DeviceCode, RelocKind
 from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin import open_cubin
@@ -37,7 +37,10 @@ from egpu.splice.sass_encoding import (
     words_of,
 )
 
-Assemble = Callable[[str, str], bytes]  # (PTX, "sm_90") to a cubin
+# (PTX, "sm_90") to a cubin.  ptxas must get these options: constants of a probe's own would have
+# to lie in a bank that the kernel may not have.
+Assemble = Callable[[str, str], bytes]
+ASSEMBLER_OPTIONS = ("--disable-optimizer-constants",)
 
 ENTRY, EXIT = "egpu_entry", "egpu_exit"
 # PTX ISA versions that know a target, and the first that takes more than 4352 bytes of parameters.
@@ -76,6 +79,18 @@ class ProbeBlocks:
     starts: tuple[RelocKind, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How probes are assembled.
+
+    ``vector_masks``: keep the active masks of exit probes in ordinary registers.  ``limits``: most
+    registers by entry name, 0 or nothing for as many as the assembler likes.
+    """
+
+    vector_masks: bool = False
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+
 def assemble_probes(
     kernel: Kernel,
     arch: int,
@@ -83,37 +98,26 @@ def assemble_probes(
     layout: ArenaLayout,
     assemble: Assemble,
     *,
-    vector_masks: bool = False,
+    manner: Manner,
 ) -> ProbeBlocks:
-    """Machine code for ``probes`` in ``kernel``, entry and exit probes in their orders.
-
-    ``vector_masks``: keep the active masks of exit probes in ordinary registers.
-    """
-    text, starts = probe_text(kernel, arch, probes, layout, vector_masks=vector_masks)
+    """Machine code for ``probes`` in ``kernel``, entry and exit probes in their orders."""
+    text, starts = probe_text(kernel, arch, probes, layout, manner=manner)
     parts = take_apart(open_cubin(assemble(text, f"sm_{arch}")))
+    banks = [each.name for each in parts.parts if _BANKS.match(each.name) and each.size]
+    if banks:
+        raise UnsupportedError(f"a probe with constants in {banks[0]}")
     blocks: dict[str, ProbeBlock] = {}
     hidden: tuple[Attribute, int, int] | None = None
     for name, kind in ((ENTRY, AttachKind.ENTRY), (EXIT, AttachKind.EXIT)):
         if not any(each.kind is kind for each in probes):
             continue
         lifted = open_kernel(parts, name)
-        own = kernel.bank_offset in (None, lifted.bank_offset)
-        if lifted.bank_offset is None or not own or not _same(kernel, lifted):
+        place = kernel.bank_offset in (None, lifted.bank_offset)
+        if lifted.bank_offset is None or not place or not _same(kernel, lifted, probes):
             raise UnsupportedError(f"{kernel.name} with parameters that PTX lays out otherwise")
-        last = len(lifted.parameters) - 1
-        record = next(
-            each
-            for each in lifted.attributes
-            if each.code == CODES["KPARAM_INFO"] and parameter(each)[0] == last
-        )
-        payload = bytearray(record.payload)
-        payload[4:6] = len(kernel.parameters).to_bytes(2, "little")  # the ordinal without gaps
-        hidden = replace(record, payload=bytes(payload)), parameter(record)[1], lifted.bank_offset
+        hidden = _hidden(kernel, lifted), lifted.parameters[-1][0], lifted.bank_offset
         if relocations_of(parts, lifted.text):
             raise UnsupportedError("a probe whose machine code refers to something outside it")
-        banks = [each.name for each in parts.parts if _BANKS.match(each.name) and each.size]
-        if banks:
-            raise UnsupportedError(f"a probe with constants in {banks[0]}")
         block = _lifted(words_of(parts.parts[lifted.text].data), arch, lifted)
         _check_starts(block, starts if kind is AttachKind.EXIT else ())
         blocks[name] = block
@@ -122,16 +126,29 @@ def assemble_probes(
     return ProbeBlocks(blocks.get(ENTRY), blocks.get(EXIT), *hidden, starts)
 
 
+def _hidden(kernel: Kernel, lifted: Kernel) -> Attribute:
+    """What describes the launch block, as the parameter behind the kernel's own."""
+    last = len(lifted.parameters) - 1
+    record = next(
+        each
+        for each in lifted.attributes
+        if each.code == CODES["KPARAM_INFO"] and parameter(each)[0] == last
+    )
+    payload = bytearray(record.payload)
+    payload[4:6] = len(kernel.parameters).to_bytes(2, "little")  # its ordinal
+    return replace(record, payload=bytes(payload))
+
+
 def probe_text(
     kernel: Kernel,
     arch: int,
     probes: Sequence[DeviceCode],
     layout: ArenaLayout,
     *,
-    vector_masks: bool = False,
+    manner: Manner,
 ) -> tuple[str, tuple[RelocKind, ...]]:
     """The PTX module that is assembled, and which starts its exit probes read."""
-    parameters = _parameter_list(kernel)
+    parameters = _parameter_list(kernel, probes)
     size = kernel.parameter_size + LAUNCH_BLOCK_SIZE
     version = max(_VERSIONS[arch], *(each.isa for each in probes))
     if size > _LARGE_PARAMETERS:
@@ -149,24 +166,47 @@ def probe_text(
             continue
         bodies = [resolve(each, setting).strip() for each in chosen]
         if kind is AttachKind.EXIT:
-            bodies[-1] = _LAST_SYNC.sub("", bodies[-1])
-            if vector_masks:
-                bodies = [_vector_mask(each) for each in bodies]
-        text = "".join(f"{{\n{body}\n}}\n" for body in bodies)
+            text = _leaving(chosen, bodies, vector_masks=manner.vector_masks)
+        else:
+            text = "".join(f"{{\n{body}\n}}\n" for body in bodies)
         for start, register in (
             (RelocKind.START_TIME, names.start_time),
             (RelocKind.START_CLOCK, names.start_clock),
         ):
             text = _with_start(text, register, START_PLACES[start])
-        out.append(f".visible .entry {name}({parameters}{launch})\n{{\n{text}ret;\n}}\n")
+        most = f" .maxnreg {manner.limits[name]}" if manner.limits.get(name) else ""
+        out.append(f".visible .entry {name}({parameters}{launch}){most}\n{{\n{text}ret;\n}}\n")
     leaving = [each for each in probes if each.kind is AttachKind.EXIT]
     starts = tuple(each for each in START_PLACES if needs(leaving, each))
     return "".join(out), starts
 
 
-# Threads that end need not wait for each other.
+def _leaving(probes: Sequence[DeviceCode], bodies: Sequence[str], *, vector_masks: bool) -> str:
+    """The text of exit probes.  Threads that end need not wait for each other; and where one lane
+    does all the work, the others end before any of it."""
+    bodies = [*bodies[:-1], _LAST_SYNC.sub("", bodies[-1])]
+    if len(probes) > 1 and all(each.level is Level.WARP for each in probes):
+        bodies = [
+            _LAST_SYNC.sub("", _ACTIVE_MASK.sub(r"mov.b32 \1, %egpu_group;", body, count=1))
+            for body in bodies
+        ]
+        return _ONE_LANE + "".join(f"{{\n{body}\n}}\n" for body in bodies)
+    if vector_masks:
+        bodies = [_vector_mask(each) for each in bodies]
+    return "".join(f"{{\n{body}\n}}\n" for body in bodies)
+
+
 _LAST_SYNC = re.compile(r"bar\.warp\.sync\s+[%$\w]+\s*;\s*\Z")
 _ACTIVE_MASK = re.compile(r"activemask\.b32\s+([%$\w]+)\s*;")
+# The lowest lane stays, as a probe at the warp level chooses it, too.
+_ONE_LANE = """.reg .b32 %egpu_group, %egpu_below;
+.reg .pred %egpu_others;
+activemask.b32 %egpu_group;
+mov.u32 %egpu_below, %lanemask_lt;
+and.b32 %egpu_below, %egpu_below, %egpu_group;
+setp.ne.b32 %egpu_others, %egpu_below, 0;
+@%egpu_others exit;
+"""
 
 
 def _vector_mask(body: str) -> str:
@@ -198,12 +238,17 @@ def _with_start(text: str, register: str, place: int) -> str:
     )
 
 
-def _parameter_list(kernel: Kernel) -> str:
+def _parameter_list(kernel: Kernel, probes: Sequence[DeviceCode]) -> str:
     """Declarations that lie where the kernel's parameters lie, each followed by a comma.
+
+    Probes that read none get one of the same size: so all kernels of that size share their code.
 
     Larger alignments count from the bank's beginning, not from the first parameter's: so gaps are
     parameters of their own.
     """
+    if not _reads_parameters(probes):
+        size = kernel.parameter_size
+        return f".param .align {_WORD} .b8 p0[{size}], " if size else ""
     lines = []
     end = 0
     for number, (offset, size) in enumerate(kernel.parameters):
@@ -217,15 +262,20 @@ def _parameter_list(kernel: Kernel) -> str:
     return "".join(lines)
 
 
+def _reads_parameters(probes: Sequence[DeviceCode]) -> bool:
+    return needs(probes, RelocKind.PARAMETER) or needs(probes, RelocKind.PARAM_BYTES)
+
+
 _GAP = "gap"
 _WORD = 8
 
 
-def _same(kernel: Kernel, lifted: Kernel) -> bool:
+def _same(kernel: Kernel, lifted: Kernel, probes: Sequence[DeviceCode]) -> bool:
     """Whether every parameter lies where the kernel has it, and the launch block behind them."""
     *found, launch = lifted.parameters
     end = -(-kernel.parameter_size // _WORD) * _WORD
-    return set(kernel.parameters) <= set(found) and launch == (end, LAUNCH_BLOCK_SIZE)
+    alike = not _reads_parameters(probes) or set(kernel.parameters) <= set(found)
+    return alike and launch == (end, LAUNCH_BLOCK_SIZE)
 
 
 def _lifted(words: list[int], arch: int, kernel: Kernel) -> ProbeBlock:
