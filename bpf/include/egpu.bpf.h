@@ -242,6 +242,8 @@ __attribute__((unused)) static void (*const bpf_ringbuf_discard)(void *data, __u
     (void *)133;
 __attribute__((unused)) static __u64 (*const bpf_ringbuf_query)(void *ringbuf, __u64 flags) =
     (void *)134;
+__attribute__((unused)) static long (*const bpf_loop)(__u32 nr_loops, void *callback_fn, void *callback_ctx, __u64 flags) =
+    (void *)181;
 __attribute__((unused)) static __u64 (*const bpf_get_globaltimer)(void) =
     (void *)502;
 __attribute__((unused)) static long (*const bpf_get_block_idx)(__u64 *x, __u64 *y, __u64 *z) =

@@ -24,6 +24,8 @@ class Arg(enum.Enum):
     OUT_U64 = "out_u64"  # writable, 8 bytes, may be uninitialised
     RECORD = "record"  # start of a reserved ring-buffer record; its reference is released
     CONTEXT = "ctx"
+    CALLBACK = "callback"  # LD_IMM64 code reference
+    CALLBACK_CONTEXT = "callback_ctx"  # a pointer into the stack, or 0: what the callback gets
     ANYTHING = "anything"  # any initialised value, pointers refused under no-leak rules
 
 
@@ -114,6 +116,9 @@ _ROWS: tuple[Helper, ...] = (
     Helper(134, "bpf_ringbuf_query", (_A.MAP, _A.SCALAR), Ret.SCALAR,
            "__u64 (*%s)(void *ringbuf, __u64 flags)", "ringbuf_query", 8, map_types=_RING,
            memory=2),
+    Helper(181, "bpf_loop", (_A.SCALAR, _A.CALLBACK, _A.CALLBACK_CONTEXT, _A.SCALAR), Ret.SCALAR,
+           "long (*%s)(__u32 nr_loops, void *callback_fn, void *callback_ctx, __u64 flags)",
+           "loop", 4),
     Helper(502, "bpf_get_globaltimer", (), Ret.SCALAR, "__u64 (*%s)(void)", "globaltimer", 2),
     Helper(503, "bpf_get_block_idx", _XYZ, Ret.SCALAR, _XYZ_C, "block_idx", 6, maximum=0,
            uniform=True),
@@ -134,3 +139,9 @@ _ROWS: tuple[Helper, ...] = (
 # fmt: on
 
 HELPERS: dict[int, Helper] = {row.id: row for row in _ROWS}
+
+
+def calls_back(number: int) -> bool:
+    """Whether helper ``number`` calls a function of the program."""
+    helper = HELPERS.get(number)
+    return helper is not None and Arg.CALLBACK in helper.args

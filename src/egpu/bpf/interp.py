@@ -6,6 +6,7 @@ fast.  It has no clock and no randomness of its own: a run is a function of its 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,6 +54,20 @@ def run(
     return machine.run(step_limit, observe)
 
 
+_LOOP = 181  # bpf_loop, the helper that calls back
+_MOST_LOOPS = 1 << 23  # BPF_MAX_LOOPS of linux/bpf.h
+
+
+@dataclass(slots=True)
+class _Loop:
+    """A bpf_loop that runs: ``done`` of ``turns`` calls of the function at ``start``."""
+
+    start: int
+    turns: int
+    context: int
+    done: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Frame:
     """A caller's state to come back to."""
@@ -60,6 +75,7 @@ class _Frame:
     pc: int
     saved: tuple[int, ...]  # r6-r10
     stack: Region
+    loop: _Loop | None = None
 
 
 class Machine:
@@ -176,8 +192,10 @@ class Machine:
             case Kind.JUMP_ALWAYS:
                 after += insn.off if form.width == 16 else insn.imm
             case Kind.CALL if insn.src == isa.CallSrc.LOCAL:
-                self._enter()
+                self._enter(after)
                 after += insn.imm
+            case Kind.CALL if insn.imm == _LOOP:
+                after = self._loop(after)
             case Kind.CALL:
                 body = self._helpers[insn.imm]
                 registers[0] = body(self, tuple(registers[1:6])) & arith.MASK64
@@ -214,13 +232,40 @@ class Machine:
         self.registers[isa.FRAME_POINTER] = region.base + isa.STACK_SIZE
         return region
 
-    def _enter(self) -> None:
+    def _enter(self, after: int, loop: _Loop | None = None) -> None:
         if self.depth >= isa.MAX_CALL_DEPTH:
             raise DeviceFault(f"calls are nested deeper than {isa.MAX_CALL_DEPTH} frames")
-        self._frames.append(_Frame(self.pc + 1, tuple(self.registers[6:]), self._stack))
+        self._frames.append(_Frame(after, tuple(self.registers[6:]), self._stack, loop))
         self._stack = self._new_stack()
 
+    def _loop(self, after: int) -> int:
+        """bpf_loop: the pc of the callback's first call, or ``after`` if there is none."""
+        turns, function, context, flags = self.registers[1:5]
+        turns &= 0xFFFFFFFF
+        start, rest = divmod(function - self._code.base, 8)
+        if flags or turns > _MOST_LOOPS:
+            error = errno.EINVAL if flags else errno.E2BIG
+            self.registers[0] = -error & arith.MASK64
+            return after
+        if rest or not 0 <= start < len(self.program.code):
+            raise DeviceFault(f"bpf_loop calls 0x{function:x}, which is no function")
+        if not turns:
+            self.registers[0] = 0
+            return after
+        self._enter(after, _Loop(start, turns, context))
+        self.registers[1], self.registers[2] = 0, context
+        return start
+
     def _leave(self) -> int:
+        loop = self._frames[-1].loop
+        if loop is not None:
+            loop.done += 1
+            if not self.registers[0] and loop.done < loop.turns:
+                self.space.remove(self._stack)
+                self._stack = self._new_stack()
+                self.registers[1], self.registers[2] = loop.done, loop.context
+                return loop.start
+            self.registers[0] = loop.done
         self.space.remove(self._stack)
         frame = self._frames.pop()
         self.registers[6:] = frame.saved

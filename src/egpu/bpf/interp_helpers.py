@@ -15,7 +15,7 @@ from egpu.bpf.arith import MASK64
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.maptypes import THREAD_SLOTS, Storage, traits
 from egpu.bpf.program import MapSpec
-from egpu.errors import DeviceFault, UnsupportedError
+from egpu.errors import DeviceFault, InternalError, UnsupportedError
 
 if TYPE_CHECKING:
     from egpu.bpf.interp import Machine
@@ -239,10 +239,15 @@ def _place(choose: Callable[[Place], int]) -> Callable[[Machine, Sequence[int]],
     return lambda machine, args: choose(machine.place)
 
 
+def _loop(machine: Machine, args: Sequence[int]) -> int:
+    raise InternalError("the machine itself enters the callback of bpf_loop")
+
+
 _BY_NAME: dict[str, Callable[[Machine, Sequence[int]], int]] = {
     "bpf_map_lookup_elem": _lookup,
     "bpf_map_update_elem": _update,
     "bpf_map_delete_elem": _delete,
+    "bpf_loop": _loop,
     "bpf_ktime_get_ns": _clock,
     "bpf_get_prandom_u32": _random,
     "bpf_get_smp_processor_id": _place(lambda place: place.sm),

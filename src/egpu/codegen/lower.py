@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from egpu.bpf.helpers import HELPERS
+from egpu.bpf.helpers import HELPERS, calls_back
 from egpu.bpf.isa import CallSrc, Form, Kind, form_of, is_wide, jump_target
 from egpu.bpf.program import Insn, PseudoSrc
 from egpu.codegen.alu import condition, lower_alu, lower_byte_order
@@ -301,6 +301,9 @@ class _Function:
             case PseudoSrc.MAP_INDEX:
                 # Helpers know their map from the facts; the program sees a pointer, not null.
                 scope.set(insn.dst, str(insn.imm + 1))
+            case PseudoSrc.CODE:
+                # As for maps: what is called stands in the facts.
+                scope.set(insn.dst, str(pc + 1 + insn.imm))
             case PseudoSrc.MAP_INDEX_VALUE:
                 scope.set(insn.dst, scope.body.add(scope.map_base(insn.imm), high))
             case _:
@@ -311,19 +314,49 @@ class _Function:
                 )
 
     def _call(self, pc: int, insn: Insn) -> None:
-        scope, body = self._scope, self._scope.body
+        scope = self._scope
+        if insn.src == CallSrc.HELPER and calls_back(insn.imm):
+            self._loop(pc)
+            return
         if insn.src == CallSrc.HELPER:
             lower_helper(scope, pc, insn.imm)
             return
         target = jump_target(pc, insn)
         if insn.src != CallSrc.LOCAL or target is None:
             raise UnsupportedError(f"instruction {pc}: call of kind {insn.src}")
+        scope.set(0, self._called(target, [scope.get(register) for register in range(1, 6)]))
+
+    def _called(self, target: int, registers: list[str]) -> str:
+        """Call the function at ``target`` with r1 to r5; its r0."""
+        scope = self._scope
         self.callees.append(target)
-        arguments = [f"i64 {scope.get(register)}" for register in range(1, 6)]
+        arguments = [f"i64 {value}" for value in registers]
         arguments.append("ptr %state")
         arguments.append(f"ptr {scope.frame_top(0)}")
         arguments += [f"ptr %frame{n}" for n in range(1, CALLER_FRAMES)]
-        scope.set(0, body.call("i64", f"egpu.program.{target}", *arguments))
+        return scope.body.call("i64", f"egpu.program.{target}", *arguments)
+
+    def _loop(self, pc: int) -> None:
+        """bpf_loop: call the callback with 0, 1, ... until it returns 1; r0 is how often."""
+        scope, body = self._scope, self._scope.body
+        target = scope.operand(pc, 2).value
+        if target is None:
+            raise InternalError(f"no facts for the callback at instruction {pc}")
+        end = body.binary("and", "i64", scope.get(1), str(0xFFFFFFFF))
+        context = scope.get(3)
+        test, turn, after = body.fresh("loop"), body.fresh("turn"), body.fresh("looped")
+        counter = body.variable(body.fresh("turns"), "i64")
+        body.store("i64", "0", "ptr", counter, 8)
+        body.branch(test)
+        body.label(test)
+        index = body.load("i64", "ptr", counter, 8)
+        body.branch_if(body.compare("ult", "i64", index, end), turn, after)
+        body.label(turn)
+        result = self._called(target, [index, context, "0", "0", "0"])
+        body.store("i64", body.add(index, 1), "ptr", counter, 8)
+        body.branch_if(body.compare("eq", "i64", result, "0"), test, after)
+        body.label(after)
+        scope.set(0, body.load("i64", "ptr", counter, 8))
 
 
 def _block(pc: int | None) -> str:

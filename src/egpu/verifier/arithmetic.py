@@ -11,6 +11,9 @@ from egpu.verifier.state import Frame, Pointer, State, Value
 from egpu.verifier.structure import Step
 from egpu.verifier.verified import Region
 
+# Regions whose pointers are taken as they are, and what to do instead.
+_RIGID = {Region.MAP_POINTER: "look an element up instead", Region.FUNCTION: ""}
+
 
 def linked(state: State, frame: Frame, register: int) -> Value:
     """The value of a register for a copy: an unknown number gets a link that both share."""
@@ -89,7 +92,7 @@ def _pointer(
 
 def _advanced(setting: Setting, pointer: Pointer, number: Scalar, sign: int) -> Pointer:
     """``pointer`` plus ``sign`` times ``number``."""
-    if pointer.null or pointer.region is Region.MAP_POINTER or sign < 0:
+    if pointer.null or pointer.region in _RIGID or sign < 0:
         _check_advance(setting, pointer, sign)
     if not number.mask:
         moved = pointer.at(sign * number.smin)
@@ -113,8 +116,8 @@ def _check_advance(setting: Setting, pointer: Pointer, sign: int) -> None:
             f"arithmetic on a pointer that may be null ({text})",
             hint="test it against 0 first",
         )
-    if pointer.region is Region.MAP_POINTER:
-        raise Refusal("P2", f"arithmetic on {text}", hint="look an element up instead")
+    if pointer.region in _RIGID:
+        raise Refusal("P2", f"arithmetic on {text}", hint=_RIGID[pointer.region])
     if pointer.region is Region.STACK and sign < 0:
         raise Refusal(  # as in Linux
             "P2", f"subtraction from {text}", hint="add a negative number instead"

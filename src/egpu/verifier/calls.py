@@ -28,8 +28,7 @@ _REFUSED: dict[int, str] = {
     93:  "bpf_spin_lock: lanes of a warp that wait for each other never end; use atomics",
     94:  "bpf_spin_unlock: lanes of a warp that wait for each other never end; use atomics",
     113: "bpf_probe_read_kernel: memory is reached through checked pointers only",
-    164: "bpf_for_each_map_elem: callbacks are not supported; use a bounded loop",
-    181: "bpf_loop: callbacks are not supported; use a bounded loop",
+    164: "bpf_for_each_map_elem: count with bpf_loop and look each element up",
 }  # fmt: skip
 
 
@@ -136,6 +135,14 @@ class _Call:
                 self.outputs.append(pointer)
             case Arg.RECORD:
                 self._record(register, value)
+            case Arg.CALLBACK:
+                if not isinstance(value, Pointer) or value.region is not Region.FUNCTION:
+                    raise self._refuse(register, value, "a function of the program")
+            case Arg.CALLBACK_CONTEXT:
+                null = isinstance(value, Scalar) and value.constant() == 0
+                stack = isinstance(value, Pointer) and value.region is Region.STACK
+                if not (null or stack):
+                    raise self._refuse(register, value, "a pointer into the stack, or 0")
             case Arg.CONTEXT:
                 if not isinstance(value, Pointer) or value != Pointer(Region.CONTEXT):
                     raise self._refuse(register, value, "the context")

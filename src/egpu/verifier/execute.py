@@ -80,6 +80,8 @@ def _constant(setting: Setting, recorder: Recorder, step: Step) -> Value:
                 )
             recorder.maps.add(low)
             return Pointer(Region.MAP_VALUE, low, offset=high)
+        case PseudoSrc.CODE:
+            return Pointer(Region.FUNCTION, step.pc + 1 + low)
         case other:
             raise Refusal("P2", _UNRESOLVED[other], hint="load the program from its object file")
 
@@ -88,7 +90,6 @@ _UNRESOLVED = {
     PseudoSrc.MAP_FD: "a map is named by a file descriptor, which means nothing here",
     PseudoSrc.MAP_FD_VALUE: "a map is named by a file descriptor, which means nothing here",
     PseudoSrc.VARIABLE: "kernel variables do not exist on a device",
-    PseudoSrc.CODE: "code addresses (callbacks) are not supported",
 }
 
 
@@ -97,7 +98,7 @@ def _enter(state: State, step: Step) -> int:
     if len(state.frames) >= isa.MAX_CALL_DEPTH:
         raise Refusal("P1", f"calls nest more than {isa.MAX_CALL_DEPTH} deep")
     registers = state.frame.registers
-    callee = Frame.entered(len(state.frames), registers[1:6], step.pc)
+    callee = Frame.entered(len(state.frames), registers[1:6], step.pc, step.target)
     registers[0:6] = [None] * 6
     state.frames.append(callee)
     return step.target
@@ -111,7 +112,7 @@ def _leave(setting: Setting, state: State) -> int | None:
             raise Refusal("P9", "a function returns a pointer to a stack")
         site = state.frames.pop().call_site
         state.frame.registers[0] = value
-        _forget_frame(state)
+        forget_frame(state)
         return setting.structure.step(site).following
     checks.scalar(setting, value, 0, "the program returns a pointer")
     if state.references:
@@ -123,7 +124,7 @@ def _leave(setting: Setting, state: State) -> int | None:
     return None
 
 
-def _forget_frame(state: State) -> None:
+def forget_frame(state: State) -> None:
     """Pointers into the frame that is gone must not survive in what remains."""
     gone = len(state.frames)
     for frame in state.frames:

@@ -11,23 +11,27 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from egpu.bpf import isa
+from egpu.bpf.helpers import calls_back
 from egpu.bpf.isa import CallSrc, Kind
-from egpu.verifier import branch, calls
+from egpu.verifier import branch, calls, checks
 from egpu.verifier.cost import NOTHING, Node, Spent, instructions, metered, spends, weight
 from egpu.verifier.counters import Counted, Counting, count, put
-from egpu.verifier.execute import apply, first_state
+from egpu.verifier.execute import apply, first_state, forget_frame
 from egpu.verifier.liveness import Liveness
 from egpu.verifier.loops import Loop
 from egpu.verifier.replay import Way, replay
-from egpu.verifier.report import Refusal
+from egpu.verifier.report import Refusal, describe
+from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.setting import Recorder, Setting
-from egpu.verifier.state import State
+from egpu.verifier.state import Frame, Pointer, State, Value
 from egpu.verifier.structure import Step
 from egpu.verifier.subsume import Live, state_covers, state_key
 from egpu.verifier.widen import ROUNDS, widen
 
 __all__ = ["Exploration", "Explored", "Stopped", "replay"]
 
+_MOST_CALLS = 1 << 23  # Linux's BPF_MAX_LOOPS, above which bpf_loop fails
 _REMEMBERED = 32  # finished states compared per instruction; equal ones are found at any number
 
 _SHORTER = "make loops shorter, or limit what bounds them, as in if (n > 100) n = 100"
@@ -103,6 +107,7 @@ class Exploration:
         self.counting: Counting = outer.counting if outer else Counting(setting.structure)
         self.spends: list[int] = outer.spends if outer else self._spends()
         self.part: Part | None = None
+        self.references = 0  # records held where the part begins
         self.returned: list[State] = []
         self.left: list[tuple[int, State]] = []
         self.seen: dict[int, dict[tuple[object, ...], Node]] = {}
@@ -194,12 +199,14 @@ class Exploration:
                     state, self.pc = jumping, step.target
                 continue
             if kind is Kind.CALL and step.src == CallSrc.HELPER:
+                if calls_back(step.imm):
+                    state = self._call_back(state, step)
+                    continue
                 self.spent += calls.call(setting, self.recorder, state, step)
                 self.pc = step.following
                 continue
             if kind is Kind.EXIT and part is not None and part.returns(state):
-                self.returned.append(state)
-                self._end(self.spent)
+                self._return_back(state)
                 return
             target = apply(setting, self.recorder, state, step)
             if target is None:
@@ -260,9 +267,90 @@ class Exploration:
                 return inner
         return None
 
+    def _call_back(self, state: State, step: Step) -> State:
+        """bpf_loop: walk one call of its callback that stands for all. Gives the state after."""
+        _, turns, function, context, flags, _ = state.frame.registers[:6]
+        self.spent += calls.call(self.setting, self.recorder, state, step)
+        assert isinstance(turns, Scalar), "the call was checked"
+        assert isinstance(function, Pointer), "the call was checked"
+        most = S64.truncate(turns, 32).umax
+        if most > _MOST_CALLS:
+            raise Refusal(
+                "P4",
+                f"bpf_loop may call its callback {most} times, at most {_MOST_CALLS} are allowed",
+                hint="limit r1, as in if (n > 100) n = 100",
+            )
+        if not isinstance(flags, Scalar) or flags.constant() != 0:
+            raise Refusal("P2", "r4 of bpf_loop, its flags, must be 0")
+        if len(state.frames) >= isa.MAX_CALL_DEPTH:
+            raise Refusal("P1", f"calls nest more than {isa.MAX_CALL_DEPTH} deep")
+        self.pc = step.following
+        total = self.spent
+        if most:
+            arguments: list[Value] = [S64.from_range(0, most - 1), context, None, None, None]
+            state, worst = self._walk_callback(state, step, function.owner, arguments)
+            self._check_cost(self.node.total + total + most * weight(worst))
+            total += worst * most
+        state.frame.registers[0] = S64.from_range(0, most)
+        # What is before cannot be walked again, so ways are shown from here.
+        node = Node(self.node, step.pc, total, ways=1, jumped=self.jumped)
+        self._check_cost(node.total)
+        node.start = state.copy(), self.pc
+        self.node, self.jumped, self.spent = node, None, NOTHING
+        return state
+
+    def _walk_callback(
+        self, state: State, step: Step, start: int, arguments: list[Value]
+    ) -> tuple[State, int]:
+        """The state that covers any number of calls, and what one costs at most."""
+        part = Part(len(state.frames) + 1, start, None)
+        live = self._live(state)
+        wide = state.copy()
+        for attempt in range(ROUNDS):
+            first = wide.copy()
+            first.frames.append(Frame.entered(len(wide.frames), arguments, step.pc, start))
+            inner = self._inner(part, first)
+            inner._run(first)
+            self.processed = inner.processed
+            for back in inner.returned:
+                back.frame.registers[0:6] = wide.frame.registers[0:6]
+            changed = widen(wide, inner.returned, live, attempt)
+            if changed is None:
+                break
+            if not changed:
+                self.recorder.become(inner.recorder)
+                return wide, inner.root.worst
+        raise Refusal(
+            "P4",
+            "what the callback leaves on the stack differs from call to call beyond numbers",
+            step.pc,
+            "let it change numbers only, not where pointers are",
+        )
+
+    def _return_back(self, state: State) -> None:
+        """The callback returns: 0 to go on, 1 to end."""
+        result = checks.scalar(self.setting, state.frame.registers[0], 0, "a callback's result")
+        if result.umax > 1:
+            raise Refusal(
+                "P2",
+                f"a callback returns {describe(result, self.setting.program)}, must be 0 or 1",
+                hint="0 goes on, 1 ends the loop",
+            )
+        if len(state.references) != self.references:
+            raise Refusal(
+                "P10",
+                "a callback returns with a ring-buffer record that it neither submits nor discards",
+                hint="reserve and submit in the same function",
+            )
+        state.frames.pop()
+        forget_frame(state)
+        self.returned.append(state)
+        self._end(self.spent)
+
     def _inner(self, part: Part, first: State) -> Exploration:
         inner = Exploration(self.setting, self.liveness, self.recorder.copy(), self.observer, self)
         inner.part = part
+        inner.references = len(first.references)
         inner.pc = part.head
         inner.processed = inner.entered = self.processed
         inner.root.start = first.copy(), part.head

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from egpu.bpf import isa
-from egpu.bpf.helpers import HELPERS
+from egpu.bpf.helpers import HELPERS, calls_back
 from egpu.bpf.isa import AluOp, AtomicOp, CallSrc, Kind
 from egpu.verifier.relevance import maybe_pointers, moves
 from egpu.verifier.structure import Step, Structure
@@ -89,7 +89,7 @@ def analyse(structure: Structure) -> Liveness:
         escaped = escapes(structure, function, distances)
         _solve(structure, function, distances, escaped, entry)
         for step in structure.walk(function):
-            if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
+            if step.kind is Kind.CALL and (step.src == CallSrc.LOCAL or calls_back(step.imm)):
                 after = entry[step.following]
                 suspended[step.pc] = Live(
                     after.registers & _KEPT, after.slots, after.numbers & _KEPT, after.slot_numbers
@@ -150,7 +150,7 @@ def escapes(
             continue
         if step.kind in (Kind.STORE_REG, Kind.ATOMIC) and before[step.src] is not None:
             return True
-        local = step.kind is Kind.CALL and step.src == CallSrc.LOCAL
+        local = step.kind is Kind.CALL and (step.src == CallSrc.LOCAL or calls_back(step.imm))
         if local and any(distance is not None for distance in before[1:6]):
             return True
     return False

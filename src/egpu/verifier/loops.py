@@ -253,7 +253,7 @@ def _writes_stack(step: Step, distances: tuple[Distance, ...]) -> bool:
     return helper is None or any(argument in _WRITTEN for argument in helper.args)
 
 
-_WRITTEN = frozenset({Arg.OUT_U64})
+_WRITTEN = frozenset({Arg.OUT_U64, Arg.CALLBACK_CONTEXT})
 
 
 def _join(a: Places, b: Places) -> Places:

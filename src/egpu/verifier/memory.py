@@ -85,10 +85,7 @@ def _known_content(setting: Setting, pointer: Pointer, size: int) -> int | None:
 
 def touch_stack(setting: Setting, recorder: Recorder, state: State, pointer: Pointer) -> None:
     """Note how deep the frame that ``pointer`` points into reaches."""
-    site = state.frames[pointer.owner].call_site
-    function = 0
-    if site >= 0:
-        function = setting.structure.function_of[setting.structure.step(site).target]
+    function = setting.structure.function_of[state.frames[pointer.owner].start]
     recorder.stack(function, checks.span(pointer)[0])
 
 

@@ -142,6 +142,13 @@ class Recorder:
                 pc,
                 "read each field by its own instruction",
             )
+        if regions == {Region.FUNCTION} and before.value != seen.value:
+            raise Refusal(
+                "P2",
+                f"r{register} is a different function on different ways to this call",
+                pc,
+                "call the helper once for each function",
+            )
         if regions == {Region.MAP_POINTER} and before.map != seen.map:
             raise Refusal(
                 "P2",
@@ -164,6 +171,8 @@ def operand_of(value: Scalar | Pointer, frame: int, offset: int = 0) -> Operand:
     if isinstance(value, Scalar):
         return Operand(frozenset({Region.SCALAR}), value=value.constant())
     region = value.region
+    if region is Region.FUNCTION:
+        return Operand(frozenset({region}), value=value.owner)
     regions = frozenset({region, Region.NULL}) if value.null else frozenset({region})
     return Operand(
         regions,

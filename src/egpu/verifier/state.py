@@ -102,23 +102,26 @@ EMPTY_SLOT = Slot()
 class Frame:
     """A running function: registers, stack slots (-1 is the one below r10) and its call site."""
 
-    __slots__ = ("call_site", "registers", "slots", "turns")
+    __slots__ = ("call_site", "registers", "slots", "start", "turns")
 
-    def __init__(self, registers: list[Value], slots: dict[int, Slot], call_site: int) -> None:
+    def __init__(
+        self, registers: list[Value], slots: dict[int, Slot], call_site: int, start: int = 0
+    ) -> None:
         self.registers = registers
         self.slots = slots
         self.call_site = call_site  # pc of the CALL, -1 for the main function
+        self.start = start  # pc of the function
         self.turns: dict[int, int] = {}  # how often each loop head was reached; never changed
 
     @classmethod
-    def entered(cls, index: int, arguments: list[Value], call_site: int) -> Frame:
+    def entered(cls, index: int, arguments: list[Value], call_site: int, start: int = 0) -> Frame:
         """A fresh frame: ``arguments`` in r1 to r5, the stack pointer in r10."""
         registers: list[Value] = [None, *arguments, None, None, None, None]
         registers.append(Pointer(Region.STACK, index))
-        return cls(registers, {}, call_site)
+        return cls(registers, {}, call_site, start)
 
     def copy(self) -> Frame:
-        made = Frame(self.registers.copy(), self.slots.copy(), self.call_site)
+        made = Frame(self.registers.copy(), self.slots.copy(), self.call_site, self.start)
         made.turns = self.turns
         return made
 

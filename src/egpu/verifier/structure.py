@@ -101,6 +101,11 @@ def analyse(program: Program, policy: Policy) -> Structure:
                 )
             callees[function].add(starts[step.target])
             checkpoints.update((step.target, step.following))
+        elif (callback := code_reference(step)) is not None:
+            if callback not in starts:
+                raise Refusal("P1", f"address of slot {callback}, where no function starts", pc)
+            callees[function].add(starts[callback])
+            checkpoints.add(callback)
         elif step.kind in (Kind.JUMP, Kind.JUMP_ALWAYS):
             _check_target(steps, step, start, end)
             checkpoints.add(step.target)
@@ -235,11 +240,21 @@ def _check_reachable(structure: Structure) -> None:
         work.extend(structure.successors(step))
         if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
             work.append(step.target)
+        callback = code_reference(step)
+        if callback is not None:
+            work.append(callback)
     for pc, candidate in enumerate(structure.steps):
         if candidate is not None and pc not in seen:
             raise Refusal(
                 "P1", "the instruction can never be reached", pc, "remove it or jump to it"
             )
+
+
+def code_reference(step: Step) -> int | None:
+    """The pc of the function whose address an instruction loads, None for others."""
+    if step.kind is Kind.LOAD_IMM64 and step.src == PseudoSrc.CODE:
+        return step.pc + 1 + step.imm
+    return None
 
 
 def map_reference(step: Step) -> int | None:

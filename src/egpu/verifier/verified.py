@@ -39,6 +39,7 @@ class Region(enum.Enum):
     STACK = "stack"
     MAP_POINTER = "map_ptr"  # the map itself, as helpers take it
     MAP_VALUE = "map_value"
+    FUNCTION = "function"  # code, as callbacks are given; Operand.value is its first pc
     RECORD = "record"  # memory reserved in a ring buffer
     MEMORY = "mem"  # the memory block of EXECUTOR
 

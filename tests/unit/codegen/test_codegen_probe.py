@@ -181,6 +181,26 @@ def test_a_variable_place_on_the_stack_needs_memory():
     )
 
 
+CALLBACK = """
+stdw [%r10-8], 0
+call 511
+mov %r1, %r0
+lddw %r2, code body
+mov %r3, %r10
+add %r3, -8
+mov %r4, 0
+call 181
+mov %r0, 0
+exit
+body:
+ldxdw %r3, [%r2]
+add %r3, %r1
+stxdw [%r2], %r3
+mov %r0, 0
+exit
+"""
+
+
 def all_codes():
     yield code_of(LOCAL)
     fields = [row.name for row in FIELDS if row.name != "param" and not row.exit_only]
@@ -192,6 +212,7 @@ def all_codes():
     yield code_of(RESERVE.format(end=132), RING)
     yield code_of(RESERVE.format(end=133), RING, point=leave())
     yield code_of(UPDATE, ARRAY)
+    yield code_of(CALLBACK)
     for number in (5, 7, 8, 14, 502, 506, 509, 510, 511):
         yield code_of(f"call {number}\nmov %r0, 0\nexit")
     for number in (503, 504, 505, 508):
