@@ -49,6 +49,7 @@ REASONS = {  # why a launch was seen and not probed: what it means, what to do
 STORAGE = {
     Storage.ARRAY:        "one copy in device memory",
     Storage.PER_SM_ARRAY: "a copy per SM; \"CPU\" means SM",
+    Storage.PER_SM_HASH:  "the same, with a value per SM for each key",
     Storage.PER_THREAD_ARRAY: "for each key a value of every thread of a launch",
     Storage.RING:         "a ring per SM; drops are counted and reported",
     Storage.HASH:         "a table in device memory; insertions refused by a full map are counted",

@@ -53,7 +53,7 @@ typedef long long __s64;
 #define BPF_MAP_TYPE_HASH 1
 #define BPF_MAP_TYPE_ARRAY 2
 #define BPF_MAP_TYPE_PERF_EVENT_ARRAY 4 /* refused */
-#define BPF_MAP_TYPE_PERCPU_HASH 5 /* refused */
+#define BPF_MAP_TYPE_PERCPU_HASH 5
 #define BPF_MAP_TYPE_PERCPU_ARRAY 6
 #define BPF_MAP_TYPE_STACK_TRACE 7 /* refused */
 #define BPF_MAP_TYPE_LRU_HASH 9 /* refused */

@@ -31,6 +31,7 @@ def wrong_totals(maps: Mapping[str, Sequence[Mapping]], threads: int) -> list[st
         "sum of the counts": (sum(row["value"] for row in rows), threads),
         "insertions into churn": (results["inserted"] + results["present"], threads),
         "left in churn": (len(churn), results["inserted"] - results["deleted"]),
+        "sum of the counts per SM": (sum(row["value"] for row in maps["per_sm"]), threads),
         "entries of small": (len(small), ROOM),
         "updates of small": (results["filled"] + results["refused"], threads),
     }

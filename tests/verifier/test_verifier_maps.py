@@ -39,7 +39,7 @@ def refused(text, spec):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [MapType.HASH, MapType.GPU_HASH])
+@pytest.mark.parametrize("kind", [MapType.HASH, MapType.GPU_HASH, MapType.PERCPU_HASH])
 @pytest.mark.parametrize("helper", [1, 2, 3])
 def test_hash_maps_are_taken(kind, helper):
     spec = MapSpec("h", kind, 8, 16, 10)
@@ -57,6 +57,13 @@ def test_values_of_hash_maps():
 def test_a_key_must_be_written_whole():
     text = CALL.format(1, "").replace("stdw [%r10-8], 1", "stw [%r10-8], 1")
     assert "stack" in refused(text, HASH)
+
+
+def test_sums_in_per_sm_hash_values():
+    text = CALL.format(1, "jeq %r0, 0, none\nldxdw %r1, [%r0]\nadd %r1, 1\nstxdw [%r0], %r1\nnone:")
+    spec = MapSpec("h", MapType.PERCPU_HASH, 8, 16, 10)
+    assert len(accepted(text, spec).facts.rmw) == 1
+    assert "*v op= n" in refused(text.replace("add %r1, 1", "mul %r1, 3"), spec)
 
 
 def test_lost_updates_in_hash_values():

@@ -117,7 +117,7 @@ def _ring(machine: Machine, handle: int) -> MapState:
 
 def _lookup(machine: Machine, args: Sequence[int]) -> int:
     index, state, key = _keyed(machine, args)
-    if traits(state.spec.type).storage is Storage.HASH:
+    if traits(state.spec.type).hashed:
         value = state.table.get(key)
         return 0 if value is None else machine.entry_address(index, value)
     number = _number(machine, state, key)
@@ -149,7 +149,7 @@ def _update(machine: Machine, args: Sequence[int]) -> int:
     value = bytes(machine.space.view(args[2], state.spec.value_size))
     if args[3] > BPF_EXIST:
         return -errno.EINVAL
-    if traits(state.spec.type).storage is Storage.HASH:
+    if traits(state.spec.type).hashed:
         return _update_table(state, key, value, args[3])
     number = _number(machine, state, key)
     if number is None:
@@ -177,7 +177,7 @@ def _update_table(state: MapState, key: bytes, value: bytes, flags: int) -> int:
 
 def _delete(machine: Machine, args: Sequence[int]) -> int:
     _, state, key = _keyed(machine, args)
-    if traits(state.spec.type).storage is not Storage.HASH:
+    if not traits(state.spec.type).hashed:
         return -errno.EINVAL  # elements of arrays cannot be deleted
     return -errno.ENOENT if state.table.pop(key, None) is None else 0
 

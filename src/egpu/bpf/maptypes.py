@@ -40,6 +40,7 @@ class Storage(enum.Enum):
     PER_THREAD_ARRAY = "a slot per thread of a launch for each key, in the device arena"
     RING = "control in the device arena, records in the host arena"
     HASH = "an open-addressed table in the device arena"
+    PER_SM_HASH = "the same with a value per SM slot for each key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class MapTraits:
     per_sm: bool = False
     per_thread: bool = False  # programs reach the running thread's own value only
     probes: int = 0  # slots of a table that a helper may have to look at, 0 if it has no table
+
+    @property
+    def hashed(self) -> bool:
+        """Whether keys are looked up in a table."""
+        return self.storage in (Storage.HASH, Storage.PER_SM_HASH)
 
     @property
     def indexed(self) -> bool:
@@ -71,6 +77,7 @@ THREAD_SLOTS = 1024
 # fmt: off
 MAP_TRAITS: dict[MapType, MapTraits] = {
     MapType.HASH:         MapTraits(Storage.HASH, probes=HASH_WINDOW),
+    MapType.PERCPU_HASH:  MapTraits(Storage.PER_SM_HASH, per_sm=True, probes=HASH_WINDOW),
     MapType.ARRAY:        MapTraits(Storage.ARRAY),
     MapType.PERCPU_ARRAY: MapTraits(Storage.PER_SM_ARRAY, per_sm=True),
     MapType.RINGBUF:      MapTraits(Storage.RING, has_values=False),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from egpu.bpf.maptypes import traits
 from egpu.export.json import render_line
-from egpu.maps import HashView, MapView, ThreadView, ring_controls
+from egpu.maps import HashView, MapView, ThreadView, ring_controls, summable
 from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
 from egpu.tools.running import run_of
 from egpu.tools.sections import common_data, cost, coverage, launch_data
@@ -155,9 +156,12 @@ def _hash_report(name: str, view: HashView) -> tuple[list[Part], list[dict[str, 
     data: list[dict[str, object]] = []
     for number, copy in enumerate(view.copies()):
         context: dict[str, object] = {"context": number} if len(view.copies()) > 1 else {}
-        for key, value in sorted(copy.items(), key=lambda item: (str(type(item[0])), item[0])):
-            found.append((shown(key), {"value": plain(value), **context}))
-            data.append({"key": plain(key), "value": plain(value), **context})
+        summed = not traits(view.spec.type).per_sm or summable(view.spec)
+        entries: dict[Any, object] = copy.to_dict() if summed else dict(copy.parts())
+        for key, value in sorted(entries.items(), key=lambda item: (str(type(item[0])), item[0])):
+            row: dict[str, object] = {"value" if summed else "per_sm": plain(value), **context}
+            found.append((shown(key), row))
+            data.append({"key": plain(key), **row})
     parts = _shown(name, found, empty="no entries", kind="entries")
     refused, given_up = view.counter("full"), view.counter("busy")
     if refused or given_up:

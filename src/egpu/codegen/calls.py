@@ -85,6 +85,7 @@ _BY_STORAGE: dict[Storage, dict[str, Callable[[Call], str]]] = {
     Storage.PER_SM_ARRAY: _ARRAYS,
     Storage.PER_THREAD_ARRAY: _ARRAYS,
     Storage.HASH: HASHES,
+    Storage.PER_SM_HASH: HASHES,
 }
 
 

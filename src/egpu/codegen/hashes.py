@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from egpu.bpf.maptypes import traits
 from egpu.bpf.program import MapSpec
 from egpu.codegen.arena import (
     HASH_BUSY,
@@ -23,9 +24,18 @@ from egpu.codegen.arena import (
     HashTable,
     hash_table,
 )
+from egpu.codegen.device_code import RelocKind
 from egpu.codegen.helper_call import Call, argument_place, copy
 from egpu.codegen.ir import GLOBAL, Body
-from egpu.codegen.library_hash import CLAIMED, FOUND, LOW, SETTLED, claim_function, find_function
+from egpu.codegen.library_hash import (
+    CLAIMED,
+    FOUND,
+    LOW,
+    SETTLED,
+    claim_function,
+    clear_function,
+    find_function,
+)
 from egpu.codegen.memory import Place, load_from
 
 # Linux's errno values as helpers give them (uapi/asm-generic/errno-base.h).
@@ -54,6 +64,7 @@ class _Table:
     words: tuple[str, ...]
     home: str  # address of the home word
     names: tuple[str, str]  # of the functions that find and claim
+    index: int
 
     @property
     def body(self) -> Body:
@@ -81,6 +92,34 @@ class _Table:
             body.value(f"extractvalue {CLAIMED} {found}, 1"),
         )
 
+    def value(self, slot: str) -> str:
+        """The address of the value of the entry in ``slot``; of this SM's for per-SM maps."""
+        if not traits(self.spec.type).per_sm:
+            return self.body.add(slot, self.shape.value)
+        return self.call.scope.of_slot(self._first_value(slot), self.index)
+
+    def _first_value(self, slot: str) -> str:
+        """The address of SM slot 0's value of the entry in ``slot``."""
+        body = self.body
+        distance = body.binary("sub", "i64", slot, self.table)
+        number = body.binary("udiv", "i64", distance, str(self.shape.stride))
+        skip = body.binary("mul", "i64", number, str(self.shape.value_stride))
+        return body.binary("add", "i64", body.add(self.control, self.shape.values), skip)
+
+    def clear(self, slot: str) -> None:
+        """Set the values of a new entry on all SMs to zero, where there are several."""
+        if not traits(self.spec.type).per_sm:
+            return
+        scope = self.call.scope
+        name = f"egpu.hash_clear_{self.index}"
+        scope.unit.functions[name] = clear_function(name, self.shape.value_stride // 8)
+        self.body.call_void(
+            name,
+            f"i64 {self._first_value(slot)}",
+            f"i64 {scope.symbol(RelocKind.SM_SLOTS)}",
+            f"i64 {scope.symbol(RelocKind.MAP_STRIDE, self.index)}",
+        )
+
     def count(self, name: str, value: int) -> None:
         """Add to a counter of the control block."""
         at = self.body.add(self.control, HASH_CONTROL[name][0])
@@ -96,13 +135,15 @@ def _table(call: Call) -> _Table:
     functions = scope.unit.functions
     functions[names[0]] = find_function(names[0], shape, len(words))
     functions[names[1]] = claim_function(names[1], shape)
-    control = scope.map_base(index)
+    control = body.binary(
+        "add", "i64", scope.launch("device_arena"), scope.symbol(RelocKind.MAP, index)
+    )
     table = body.add(control, shape.table)
     hashed = _hash(body, words)
     number = body.binary("and", "i64", hashed, str(shape.slots - 1))
     slot = body.binary("add", "i64", table, body.binary("mul", "i64", number, str(shape.stride)))
     home = body.add(slot, HASH_SLOT["home"][0])
-    return _Table(call, spec, shape, control, table, hashed, words, home, names)
+    return _Table(call, spec, shape, control, table, hashed, words, home, names, index)
 
 
 def _key_words(call: Call, place: Place, size: int) -> Iterator[str]:
@@ -142,7 +183,7 @@ def hash_lookup(call: Call) -> str:
     table = _table(call)
     body = table.body
     slot, _ = table.find(body.call("i64", "egpu.acquire_gpu", f"i64 {table.home}"))
-    value = body.add(slot, table.shape.value)
+    value = table.value(slot)
     return body.select(body.compare("eq", "i64", slot, "0"), "i64", "0", value)
 
 
@@ -237,7 +278,7 @@ def _overwrite(rounds: _Rounds, slot: str, state: str, source: Place) -> None:
     write, gone = body.fresh("write"), body.fresh("gone")
     body.branch_if(body.compare("eq", "i64", change, "0"), write, gone)
     body.label(write)
-    copy(table.call, body.add(slot, table.shape.value), source, spec.value_size)
+    copy(table.call, table.value(slot), source, spec.value_size)
     body.call_void("egpu.add_release_gpu", f"i64 {slot}", f"i64 {-HASH_PIN}")
     rounds.give("0")
     body.label(gone)
@@ -270,7 +311,8 @@ def _insert(rounds: _Rounds, home: str, source: Place) -> None:
     for number, word in enumerate(table.words):
         target = body.pointer(body.add(slot, shape.key + 8 * number))
         body.store("i64", word, GLOBAL, target, 8)
-    copy(table.call, body.add(slot, shape.value), source, spec.value_size)
+    table.clear(slot)
+    copy(table.call, table.value(slot), source, spec.value_size)
     body.call_void("egpu.add_release_gpu", f"i64 {slot}", f"i64 {HASH_FULL - HASH_BUSY}")
     after = _home_after(body, home, distance)
     body.call_void("egpu.release_gpu", f"i64 {table.home}", f"i64 {after}")

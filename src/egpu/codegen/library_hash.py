@@ -92,6 +92,33 @@ none:
 """
 
 
+def clear_function(name: str, words: int) -> str:
+    """``name(address, copies, stride)`` writes ``words`` zeros at ``address`` and at each of the
+    other copies, ``stride`` bytes apart."""
+    stores = "\n".join(
+        f"  %at{n} = add i64 %here, {8 * n}\n"
+        f"  %p{n} = inttoptr i64 %at{n} to ptr addrspace(1)\n"
+        f"  store i64 0, ptr addrspace(1) %p{n}, align 8"
+        for n in range(words)
+    )
+    return f"""\
+define internal void @{name}(i64 %address, i64 %copies, i64 %stride) {ATTRIBUTES} {{
+entry:
+  br label %copy
+copy:
+  %number = phi i64 [ 0, %entry ], [ %next, %copy ]
+  %skip = mul i64 %number, %stride
+  %here = add i64 %address, %skip
+{stores}
+  %next = add i64 %number, 1
+  %more = icmp ult i64 %next, %copies
+  br i1 %more, label %copy, label %done, !llvm.loop !0
+done:
+  ret void
+}}
+"""
+
+
 def claim_function(name: str, table: HashTable) -> str:
     """``name(table, hash)`` makes the first free slot of a key's window BUSY; gives CLAIMED."""
     return f"""\

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from egpu.bpf.maptypes import Storage, traits
+from egpu.bpf.maptypes import traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
 from egpu.maps.layout import HASH_CONTROL, HASH_FULL, HASH_STATE, MapPlace, hash_table
 from egpu.maps.memory import Snapshot
-from egpu.maps.view import MapCopy
+from egpu.maps.view import MapCopy, sum_rows
 
 
 class HashView(Mapping[Any, object]):
@@ -24,11 +24,14 @@ class HashView(Mapping[Any, object]):
     replaced by another key's may show words of both.  Iterating, ``items()`` and ``to_dict()`` use
     one snapshot throughout; the order means nothing.
 
+    A value of a per-SM map is the sum over all SMs, field by field; ``parts()`` has the value on
+    each SM slot, and is the only way to read values whose fields are not all integers.
+
     A workload with several contexts has a table in each, read from ``copies()``.
     """
 
     def __init__(self, spec: MapSpec, copies: Sequence[MapCopy]) -> None:
-        if traits(spec.type).storage is not Storage.HASH:
+        if not traits(spec.type).hashed:
             raise InternalError(f"map {spec.name} ({spec.type.name}) is not a hash map")
         self._spec = spec
         self._copies = tuple(copies)
@@ -54,34 +57,52 @@ class HashView(Mapping[Any, object]):
 
     def to_dict(self) -> dict[Any, object]:
         """All entries of one snapshot."""
+        return {key: self._total(values) for key, values in self._read()}
+
+    def parts(self) -> dict[Any, tuple[object, ...]]:
+        """All entries of one snapshot with the value on each SM slot; InputError if the map has
+        one value for each key."""
+        spec = self._spec
+        if not traits(spec.type).per_sm:
+            raise InputError("has no value per SM", where=f"map {spec.name}")
+        return {
+            key: tuple(self._decode(spec.value_type, value.tobytes()) for value in values)
+            for key, values in self._read()
+        }
+
+    def _total(self, values: NDArray[np.uint8]) -> object:
+        spec = self._spec
+        data = sum_rows(spec, values) if traits(spec.type).per_sm else values[0].tobytes()
+        return self._decode(spec.value_type, data)
+
+    def _read(self) -> Iterator[tuple[Any, NDArray[np.uint8]]]:
+        """Each key and its values, a row of bytes for each copy."""
         if not self._copies:
-            return {}
+            return
         if len(self._copies) > 1:
             raise InputError(
                 f"exists {len(self._copies)} times, once per context",
                 where=f"map {self._spec.name}",
                 hint="read it from copies()",
             )
-        copy = self._copies[0]
-        spec, shape = self._spec, hash_table(self._spec)
-        rows = _full_rows(copy.snapshot(), copy.place, spec)
+        copy, spec = self._copies[0], self._spec
+        shape, shot = hash_table(spec), copy.snapshot()
+        numbers, rows = _full_rows(shot, copy.place, spec)
         keys = rows[:, shape.key : shape.key + spec.key_size]
-        values = rows[:, shape.value : shape.value + spec.value_size]
-        return {
-            self._decode(spec.key_type, key.tobytes()): self._decode(
-                spec.value_type, value.tobytes()
-            )
-            for key, value in zip(keys, values, strict=True)
-        }
+        values = rows[:, None, shape.value : shape.value + spec.value_size]
+        if traits(spec.type).per_sm:
+            values = _per_sm_rows(shot, copy, spec)[numbers]
+        for key, own in zip(keys, values, strict=True):
+            yield self._decode(spec.key_type, key.tobytes()), own
 
     def __getitem__(self, key: Any) -> object:
         return self.to_dict()[key]
 
     def __len__(self) -> int:
-        return len(self.to_dict())
+        return sum(1 for _ in self._read())
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.to_dict())
+        return iter([key for key, _ in self._read()])
 
     def items(self) -> ItemsView[Any, object]:
         """(key, value) of one snapshot."""
@@ -100,12 +121,23 @@ class HashView(Mapping[Any, object]):
         return data if btf is None or not type_id else btf.decode(type_id, data)
 
 
-def _full_rows(snapshot: Snapshot, place: MapPlace, spec: MapSpec) -> NDArray[np.uint8]:
-    """The slots that hold an entry, a row of bytes each."""
+def _full_rows(
+    snapshot: Snapshot, place: MapPlace, spec: MapSpec
+) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
+    """The numbers of the slots that hold an entry, and a row of bytes for each."""
     shape = hash_table(spec)
     size = shape.slots * shape.stride
     slots = np.frombuffer(snapshot.data, np.uint8, size, place.offset + shape.table)
     rows = slots.reshape(shape.slots, shape.stride)
-    full: NDArray[np.bool_] = rows[:, 0] & HASH_STATE == HASH_FULL
-    found: NDArray[np.uint8] = rows[full]
-    return found
+    numbers = np.flatnonzero(rows[:, 0] & HASH_STATE == HASH_FULL)
+    return numbers, rows[numbers]
+
+
+def _per_sm_rows(snapshot: Snapshot, copy: MapCopy, spec: MapSpec) -> NDArray[np.uint8]:
+    """The values of each slot of a per-SM map: by slot, then by SM slot."""
+    shape, place = hash_table(spec), copy.place
+    size, first = copy.sm_slots * place.stride, place.offset + shape.values
+    copies = np.frombuffer(snapshot.data, np.uint8, size, first).reshape(copy.sm_slots, -1)
+    values = copies[:, : shape.slots * shape.value_stride]
+    by_slot = values.reshape(copy.sm_slots, shape.slots, shape.value_stride).swapaxes(0, 1)
+    return by_slot[:, :, : spec.value_size]

@@ -19,6 +19,9 @@ Device arena (one per process and device)::
     RINGBUF       sm_slots control blocks of 128 bytes (RING_CONTROL)
     HASH          a control block of 128 bytes (HASH_CONTROL), then ``hash_table(spec).slots``
                   times a slot header (HASH_SLOT), key and value, each rounded up to 8 bytes
+    PERCPU_HASH   the same without the values; then, from ``hash_table(spec).values`` on, sm_slots
+                  copies of round_up(slots x round_up(value_size, 8), 128) with a value for each
+                  slot; all copies are zero when a key appears, but for the inserting SM's
 
 Host arena (a memfd)::
 
@@ -165,18 +168,32 @@ class HashTable:
     slots: int  # a power of two
     stride: int  # bytes of a slot
     key: int  # offset of the key in a slot
-    value: int  # offset of the value in a slot
+    value: int  # offset of the value in a slot (of nothing in a per-SM map)
+    value_stride: int  # bytes of a value, rounded up
     table: int  # offset of slot 0
-    size: int  # bytes of the map
+    values: int  # offset of the first copy of a per-SM map's values
+    size: int  # bytes up to there
 
 
 def hash_table(spec: MapSpec) -> HashTable:
     """The table of ``spec``: at least two slots for each entry, and never less than a window."""
     slots = max(HASH_WINDOW, 1 << (2 * spec.max_entries - 1).bit_length())
-    value = HASH_SLOT_HEADER + round_up(spec.key_size, 8)
-    stride = value + round_up(spec.value_size, 8)
-    table = HASH_CONTROL_SIZE
-    return HashTable(slots, stride, HASH_SLOT_HEADER, value, table, table + slots * stride)
+    value, value_stride = (
+        HASH_SLOT_HEADER + round_up(spec.key_size, 8),
+        round_up(spec.value_size, 8),
+    )
+    stride = value if traits(spec.type).per_sm else value + value_stride
+    size = HASH_CONTROL_SIZE + slots * stride
+    return HashTable(
+        slots,
+        stride,
+        key=HASH_SLOT_HEADER,
+        value=value,
+        value_stride=value_stride,
+        table=HASH_CONTROL_SIZE,
+        values=round_up(size, SM_COPY_ALIGNMENT),
+        size=size,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +270,11 @@ def plan(
             case Storage.HASH:
                 table = hash_table(spec)
                 place, total = MapPlace(offset, 0, table.stride), table.size
+            case Storage.PER_SM_HASH:
+                table = hash_table(spec)
+                stride = round_up(table.slots * table.value_stride, SM_COPY_ALIGNMENT)
+                place = MapPlace(offset, stride, table.stride)
+                total = table.values + stride * sm_slots
             case None:
                 raise InternalError(f"map {spec.name} passed the check without storage")
         places.append(place)
@@ -296,7 +318,7 @@ def _check(spec: MapSpec) -> None:
         raise InputError("max_entries is 0", where=where, hint="give it at least 1")
     if kind.has_values and spec.value_size < 1:
         raise InputError("value size is 0", where=where, hint="declare a value type")
-    if kind.storage is Storage.HASH and not 1 <= spec.key_size <= HASH_KEY_MAXIMUM:
+    if kind.hashed and not 1 <= spec.key_size <= HASH_KEY_MAXIMUM:
         raise InputError(
             f"key size is {spec.key_size}", where=where, hint=f"1 to {HASH_KEY_MAXIMUM} bytes"
         )

@@ -70,7 +70,9 @@ class MapView(Mapping[int, object]):
             rows, spread = self._rows(data, copy, key), copy.place.spread
             for first in range(0, len(rows), spread):
                 group = rows[first : first + spread]
-                values.append(self._decode(group[0].tobytes() if spread == 1 else self._sum(group)))
+                values.append(
+                    self._decode(group[0].tobytes() if spread == 1 else sum_rows(self._spec, group))
+                )
         return tuple(values)
 
     def raw(self) -> tuple[bytes, ...]:
@@ -122,7 +124,9 @@ class MapView(Mapping[int, object]):
     def _value(self, read: list[tuple[bytes, MapCopy]], key: int) -> object:
         if self._per_sm:
             rows = [self._rows(data, copy, key) for data, copy in read]
-            return self._decode(self._sum(np.concatenate(rows) if rows else self._no_rows()))
+            return self._decode(
+                sum_rows(self._spec, np.concatenate(rows) if rows else self._no_rows())
+            )
         self._check(key)
         if len(read) != 1:
             raise InputError(
@@ -159,22 +163,6 @@ class MapView(Mapping[int, object]):
             return data
         return btf.decode(self._spec.value_type, data)
 
-    def _sum(self, rows: NDArray[np.uint8]) -> bytes:
-        where = f"map {self._spec.name}"
-        btf = self._spec.btf
-        if btf is None or not self._spec.value_type:
-            raise InputError("values without BTF cannot be summed", where=where, hint=_PER_SM)
-        total = bytearray(self._spec.value_size)
-        for offset, size in _integers(btf, self._spec.value_type, 0, where):
-            column = np.ascontiguousarray(rows[:, offset : offset + size])
-            if size <= 8:
-                number = int(column.view(f"<u{size}").sum(dtype=np.uint64))
-            else:
-                number = sum(int.from_bytes(row.tobytes(), "little") for row in column)
-            wrapped = number & ((1 << 8 * size) - 1)
-            total[offset : offset + size] = wrapped.to_bytes(size, "little")
-        return bytes(total)
-
     def _variable(self, name: str) -> object:
         where = f"map {self._spec.name}"
         btf = self._spec.btf
@@ -187,6 +175,27 @@ class MapView(Mapping[int, object]):
                 return value[index]
         known = ", ".join(btf.type_at(member.type).name for member in row.members)
         raise KeyError(f"{where} has no variable {name}; it has {known}")
+
+
+def sum_rows(spec: MapSpec, rows: NDArray[np.uint8]) -> bytes:
+    """The sum of values of ``spec``, a row of bytes each, field by field.
+
+    Raises InputError if a field is no integer.
+    """
+    where = f"map {spec.name}"
+    btf = spec.btf
+    if btf is None or not spec.value_type:
+        raise InputError("values without BTF cannot be summed", where=where, hint=_PER_SM)
+    total = bytearray(spec.value_size)
+    for offset, size in _integers(btf, spec.value_type, 0, where):
+        column = np.ascontiguousarray(rows[:, offset : offset + size])
+        if size <= 8:
+            number = int(column.view(f"<u{size}").sum(dtype=np.uint64))
+        else:
+            number = sum(int.from_bytes(row.tobytes(), "little") for row in column)
+        wrapped = number & ((1 << 8 * size) - 1)
+        total[offset : offset + size] = wrapped.to_bytes(size, "little")
+    return bytes(total)
 
 
 def summable(spec: MapSpec) -> bool:

@@ -139,7 +139,7 @@ class Maps(Mapping[str, "MapView | HashView | ThreadView | Ring"]):
             MapCopy(arena.layout.places[index], arena.layout.sm_slots, arena.host.snapshot)
             for arena in self._arenas.all()
         )
-        if traits(spec.type).storage is Storage.HASH:
+        if traits(spec.type).hashed:
             return HashView(spec, copies)
         if traits(spec.type).per_thread:
             return ThreadView(spec, copies)

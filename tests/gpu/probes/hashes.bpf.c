@@ -4,7 +4,7 @@
  * fill a map that is too small. */
 #include "egpu.bpf.h"
 
-enum { KEYS = 1000, FEW = 200, ROOM = 100 };
+enum { KEYS = 1000, FEW = 200, ROOM = 100, PLACES = 50 };
 enum { THREADS, WON, LOST, INSERTED, PRESENT, DELETED, ABSENT, FILLED, REFUSED, OTHER, RESULTS };
 
 struct wide_key {
@@ -33,6 +33,13 @@ struct {
 	__type(key, __u64);
 	__type(value, __u64[2]);
 } small SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, PLACES);
+	__type(key, __u32);
+	__type(value, __u64);
+} per_sm SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -73,6 +80,12 @@ int mix(struct egpu_ctx *c)
 		answer = bpf_map_delete_elem(&churn, &few);
 		note(answer == 0 ? DELETED : answer == -2 ? ABSENT : OTHER);
 	}
+
+	__u32 place = number % PLACES;
+	bpf_map_update_elem(&per_sm, &place, &zero, BPF_NOEXIST);
+	value = bpf_map_lookup_elem(&per_sm, &place);
+	if (value)
+		*value += 1;
 
 	__u64 pair[2] = {3 * id, 3 * id};
 	answer = bpf_map_update_elem(&small, &id, pair, BPF_ANY);

@@ -24,7 +24,7 @@ from egpu.maps.layout import HASH_CONTROL, HASH_FULL, hash_table
 from egpu.maps.memory import Snapshot
 from egpu.maps.view import MapCopy
 
-HASHES = [MapType.HASH, MapType.GPU_HASH]
+HASHES = [MapType.HASH, MapType.GPU_HASH, MapType.PERCPU_HASH]
 M64 = 2**64 - 1
 ENOENT, E2BIG, EEXIST, EINVAL = (-n & M64 for n in (2, 7, 17, 22))
 
@@ -61,6 +61,7 @@ call 3
 exit
 """
 LOOKUP, UPDATE, DELETE = range(3)
+PER_SM = MapType.PERCPU_HASH
 
 
 def operations(spec):
@@ -142,7 +143,10 @@ def test_as_a_dictionary(steps, key_size, kind):
     }
     assert {key: bytes(value) for key, value in state.table.items()} == wanted
     shown = view(arenas, spec)
-    assert shown.to_dict() == wanted
+    if kind is MapType.PERCPU_HASH:
+        assert shown.parts() == {key: (value,) for key, value in wanted.items()}
+    else:
+        assert shown.to_dict() == wanted
     assert len(shown) == shown.counter("count") == len(wanted)
     assert shown.counter("full") == model.full
     assert shown.counter("busy") == 0
@@ -212,7 +216,8 @@ class Crowd:
         done = Run(verified, entry(), blocks=BLOCKS, threads=THREADS)
         data = done.memory.read(done.device, done.layout.device_size)
         shot = Snapshot(bytes(data), 1, 1, True)
-        self.view = HashView(spec, [MapCopy(done.layout.places[0], 1, lambda: shot)])
+        place = MapCopy(done.layout.places[0], done.layout.sm_slots, lambda: shot)
+        self.view = HashView(spec, [place])
         counts = done.words(done.layout.places[1].offset, 32)
         self.results = {-n: int(count) for n, count in enumerate(counts) if count}
         self.check_table(data, done.layout.places[0], spec)
@@ -234,9 +239,16 @@ class Crowd:
         assert int(words[count // 8]) == len(keys)
 
     def numbers(self):
+        """The two words of each value; of a per-SM map their sums."""
+        entries = self.view.to_dict() if self.view.spec.type is not PER_SM else self.view.parts()
         return {
-            int.from_bytes(key, "little"): tuple(np.frombuffer(value, np.uint64).tolist())
-            for key, value in self.view.to_dict().items()
+            int.from_bytes(key, "little"): tuple(
+                np.frombuffer(value if isinstance(value, bytes) else b"".join(value), np.uint64)
+                .reshape(-1, 2)
+                .sum(0)
+                .tolist()
+            )
+            for key, value in entries.items()
         }
 
 
@@ -315,6 +327,50 @@ lost:
     assert crowd.numbers() == dict.fromkeys(range(9), (2 * (ALL // 9), 0))
 
 
+ADD = """
+stxdw [%r10-8], %r6
+stdw [%r10-24], 0
+stdw [%r10-16], 0
+lddw %r1, map_index 0
+mov %r2, %r10
+add %r2, -8
+mov %r3, %r10
+add %r3, -24
+mov %r4, 1
+call 2
+lddw %r1, map_index 0
+mov %r2, %r10
+add %r2, -8
+call 1
+jeq %r0, 0, lost
+ldxdw %r1, [%r0+8]
+add %r1, 2
+stxdw [%r0+8], %r1
+lost:
+"""
+
+
+def test_counting_per_sm():
+    """The plain idiom; 12 blocks on 4 SMs, of which the last shares the last of 3 slots."""
+    crowd = Crowd(THREAD + "mod %r6, 8\n" + ADD + END, table(8, PER_SM))
+    each = THREADS // 8 * 2
+    parts = {
+        int.from_bytes(key, "little"): [int.from_bytes(value[8:], "little") for value in values]
+        for key, values in crowd.view.parts().items()
+    }
+    assert parts == {key: [3 * each, 3 * each, 6 * each] for key in range(8)}
+
+
+def test_new_entries_begin_at_zero_on_every_sm():
+    """Slots go from keys of one SM to keys of another; nothing of the old values may be seen."""
+    text = THREAD + "mod %r6, 200\n" + INSERT.format(flags=1) + ERASE + INSERT.format(flags=0) + END
+    crowd = Crowd(text, table(200, PER_SM))
+    for key, (first, second) in crowd.numbers().items():
+        # Each SM that updated the key last has 3 * key, the others zero.
+        assert first == second
+        assert first in {3 * key * sms for sms in (1, 2, 3)}
+
+
 @needs_ptxas
 @pytest.mark.parametrize("arch", ARCHES)
 def test_ptxas_takes_it(tmp_path, arch):
@@ -322,7 +378,7 @@ def test_ptxas_takes_it(tmp_path, arch):
     wide = MapSpec("wide", MapType.HASH, 8, 300, 4)
     codes = [
         compile_probe(probe(text, spec, RESULTS), point=entry())
-        for spec in (table(9), table(9, MapType.GPU_HASH))
+        for spec in (table(9), table(9, MapType.GPU_HASH), table(9, PER_SM))
     ]
     look = THREAD + "stxdw [%r10-8], %r6\n" + ERASE.replace("call 3\nneg %r0", "call 1") + END
     codes.append(compile_probe(probe(look, wide), point=entry()))

@@ -62,6 +62,35 @@ def test_without_types_keys_are_bytes():
     assert view.to_dict() == {b"abc": b"de"}
 
 
+def test_values_per_sm():
+    spec = MapSpec("p", MapType.PERCPU_HASH, 4, 8, 10, btf=BTF, key_type=U32, value_type=U64)
+    plan = L.plan([spec], 3)
+    place, shape = plan.places[0], L.hash_table(spec)
+    assert (shape.stride, shape.value_stride, shape.values) == (24, 8, 128 + 128 * 24)
+    assert (place.stride, plan.device_size >= place.offset + shape.values + 3 * 1024) == (
+        1024,
+        True,
+    )
+    data = bytearray(plan.device_size)
+    for number, key in ((0, 6), (127, 9)):
+        slot = place.offset + shape.table + number * shape.stride
+        data[slot], data[slot + shape.key] = L.HASH_FULL, key
+        for sm in range(3):
+            data[place.offset + shape.values + sm * place.stride + 8 * number] = key + sm
+    shot = Snapshot(bytes(data), 1, 1, True)
+    view = HashView(spec, [MapCopy(place, 3, lambda: shot)])
+    assert view.to_dict() == {6: 21, 9: 30}
+    assert view.parts() == {6: (6, 7, 8), 9: (9, 10, 11)}
+    assert (len(view), list(view)) == (2, [6, 9])
+    untyped = MapSpec("p", MapType.PERCPU_HASH, 4, 8, 10, btf=BTF, key_type=U32)
+    view = HashView(untyped, [MapCopy(place, 3, lambda: shot)])
+    with pytest.raises(InputError, match="cannot be summed"):
+        view.to_dict()
+    assert (len(view), view.parts()[6][1][0]) == (2, 7)
+    with pytest.raises(InputError, match="no value per SM"):
+        view_of(TYPED, ENTRIES).parts()
+
+
 def test_contexts_are_read_one_by_one():
     view = view_of(TYPED, ENTRIES, copies=2, full=1)
     with pytest.raises(InputError, match="exists 2 times"):
