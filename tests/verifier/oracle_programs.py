@@ -21,14 +21,19 @@ def compiler_missing():
     return "" if importlib.util.find_spec("ziglang") else "ziglang is not installed"
 
 
+def compile_object(source, version, target):
+    """Compile a C file to an object file."""
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", "bpfel-freestanding"]
+    command += [f"-mcpu={version}", "-O2", "-g", f"-I{ROOT / 'bpf' / 'include'}"]
+    subprocess.run([*command, "-c", str(source), "-o", str(target)], check=True)
+
+
 @functools.cache
 def compiled(source, version):
     """The object that clang makes of a C file."""
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", "bpfel-freestanding"]
-    command += [f"-mcpu={version}", "-O2", "-g", f"-I{ROOT / 'bpf' / 'include'}"]
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "program.o"
-        subprocess.run([*command, "-c", str(source), "-o", str(target)], check=True)
+        compile_object(source, version, target)
         return read_object(target.read_bytes(), source.name)
 
 

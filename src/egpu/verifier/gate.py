@@ -105,7 +105,7 @@ def _sealed(
         rules_warp.check_collective(setting, lanes)
         who = threads.analyse(setting, graph, frames)
         notes += races.check(races.Known(setting, graph, frames, who, launch, matches))
-        notes += rules_warp.load_warnings(setting, facts, cost)
+        notes += rules_warp.load_warnings(setting, alive, facts, cost)
     warnings = tuple(sorted((warning(program, note) for note in notes), key=lambda w: w.pc))
     return _issue(
         program,

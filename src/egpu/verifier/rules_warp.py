@@ -12,6 +12,7 @@ from egpu.bpf.helpers import HELPERS, Arg, Helper
 from egpu.bpf.isa import AtomicOp, CallSrc, Kind
 from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.program import Level
+from egpu.verifier.liveness import Liveness
 from egpu.verifier.report import Refusal
 from egpu.verifier.setting import Setting
 from egpu.verifier.structure import Step
@@ -63,10 +64,10 @@ def check_collective(setting: Setting, uniformity: Uniformity) -> None:
                 )
 
 
-def load_warnings(setting: Setting, facts: Facts, cost: Cost) -> Iterator[Refusal]:
+def load_warnings(setting: Setting, alive: Liveness, facts: Facts, cost: Cost) -> Iterator[Refusal]:
     """The warnings of P10, P11 and P12."""
     yield from _ring(setting, cost)
-    yield from _atomics(setting, facts, cost)
+    yield from _atomics(setting, alive, facts, cost)
     if facts.stack_depth > STACK:
         kib = facts.stack_depth * _RESIDENT // 1024
         yield Refusal(
@@ -101,7 +102,7 @@ def _ring(setting: Setting, cost: Cost) -> Iterator[Refusal]:
         )
 
 
-def _atomics(setting: Setting, facts: Facts, cost: Cost) -> Iterator[Refusal]:
+def _atomics(setting: Setting, alive: Liveness, facts: Facts, cost: Cost) -> Iterator[Refusal]:
     steps = [s for s in setting.structure.steps if s is not None and s.kind is Kind.ATOMIC]
     if cost.atomics > ATOMICS:
         calls = [step for step, helper in helper_calls(setting) if helper.atomics]
@@ -114,7 +115,7 @@ def _atomics(setting: Setting, facts: Facts, cost: Cost) -> Iterator[Refusal]:
     if level_of(setting) is not Level.THREAD:
         return
     for step in steps:
-        if _aggregable(setting, facts, step):
+        if _aggregable(setting, alive, facts, step):
             yield Refusal(
                 "P11",
                 "every lane of a warp adds the same to the same address",
@@ -123,10 +124,14 @@ def _atomics(setting: Setting, facts: Facts, cost: Cost) -> Iterator[Refusal]:
             )
 
 
-def _aggregable(setting: Setting, facts: Facts, step: Step) -> bool:
-    """An add without a result of one value to one address of memory that all SMs share."""
+def _aggregable(setting: Setting, alive: Liveness, facts: Facts, step: Step) -> bool:
+    """An add of one value to one address of memory that all SMs share, the result unused."""
     operand = facts.operands.get((step.pc, step.dst))
-    if step.imm != AtomicOp.ADD or operand is None or operand.regions != {Region.MAP_VALUE}:
+    # Compilers write FETCH_ADD for an unordered add too; what it gives is then dead.
+    unused = step.imm == AtomicOp.ADD or (
+        step.imm == AtomicOp.FETCH_ADD and not alive.entry[step.following].registers >> step.src & 1
+    )
+    if not unused or operand is None or operand.regions != {Region.MAP_VALUE}:
         return False
     if operand.map is None or traits(setting.map(operand.map).type).per_sm:
         return False
