@@ -15,6 +15,7 @@ HERE = Path(__file__).resolve().parent
 WORKLOADS = HERE / "workloads"
 
 CXX = ("-std=c++17", "-O2")
+_MACHINE_CODE = ("-gencode", "arch=compute_90,code=sm_90")  # no PTX
 # name: (options, source); the output is build/gpu/<name>
 # fmt: off
 NVCC_PROGRAMS = {
@@ -23,6 +24,7 @@ NVCC_PROGRAMS = {
     "increments":      (("-arch=sm_90",),                   "increments.cu"),
     "long_running":    ((),                                 "long_running.cu"),
     "out_of_memory":   ((),                                 "out_of_memory.cu"),
+    "machine_code":    (_MACHINE_CODE,                      "machine_code.cu"),
     "persistent":      (("-arch=sm_90",),                   "persistent.cu"),
 }
 # fmt: on

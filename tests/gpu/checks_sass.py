@@ -1,0 +1,115 @@
+"""Kernels that exist only as machine code: results unchanged, counts exact."""
+
+from __future__ import annotations
+
+import sys
+
+from building import WORKLOADS, Built
+from observing import (
+    Observed,
+    plain,
+    probed,
+    require,
+    require_accounted,
+    require_same,
+    require_totals,
+    rows_by_name,
+)
+
+_MISSING = 77  # exit code of frameworks.py: not installed
+
+
+def sass_counts(built: Built) -> str:
+    """Every launch shape, kernels written to be disturbed: exact counts, the same results."""
+    argv = [built.program("machine_code")]
+    unprobed, run = plain(argv), probed(argv)
+    require_same(unprobed, run)
+    return f"{require_totals(run)} launches exact"
+
+
+def sass_repeated(built: Built) -> str:
+    """Thousands of launches, three times over: what goes wrong one time in ten shows."""
+    argv = [built.program("machine_code"), "100"]
+    unprobed = plain(argv)
+    launches = 0
+    for _ in range(3):
+        run = probed(argv)
+        require_same(unprobed, run)
+        launches += require_totals(run)
+    return f"{launches} launches exact"
+
+
+def sass_latencies(built: Built) -> str:
+    """kernellat keeps the start in registers of its own: every kernel has durations."""
+    argv = [built.program("machine_code"), "4"]
+    unprobed, run = plain(argv), probed(argv, tool="kernellat")
+    require_same(unprobed, run)
+    seen, count = require_accounted(run)
+    require(count == seen, f"{count} of {seen} launches probed: {_reasons(run)}")
+    return f"{count} launches timed"
+
+
+def _framework(name: str, tool: str = "kernelcount") -> str:
+    argv = [sys.executable, str(WORKLOADS / "frameworks.py"), name]
+    unprobed = plain(argv, timeout=300)
+    if unprobed.code == _MISSING:
+        return f"skipped: {unprobed.errors.strip().splitlines()[-1]}"
+    require(unprobed.code == 0, f"unprobed: exit {unprobed.code}: {unprobed.errors[-2000:]}")
+    run = probed(argv, tool=tool, timeout=500)
+    require(run.code == 0, f"probed: exit {run.code}: {run.errors[-2000:]}")
+    wrong = [key for key, value in unprobed.last.items() if run.last.get(key) != value]
+    require(not wrong, f"results differ: {', '.join(wrong)}")
+    seen, count = require_accounted(run)
+    rows = rows_by_name(run.report)
+    for kernel, row in rows.items():
+        require(
+            row["threads"] == row["exits"] or bool(row["not_probed"]),
+            f"{kernel}: {row['threads']} threads came, {row['exits']} left",
+        )
+    reasons = _reasons(run)
+    return f"{count} of {seen} launches, {len(rows)} kernels" + (f"; {reasons}" if reasons else "")
+
+
+def _reasons(run: Observed) -> str:
+    found: dict[str, int] = {}
+    for row in rows_by_name(run.report).values():
+        for reason, number in row["not_probed"].items():
+            found[reason] = found.get(reason, 0) + number
+    return "; ".join(f"{number} x {reason}" for reason, number in sorted(found.items()))
+
+
+def sass_torch(built: Built) -> str:
+    """PyTorch eager: 45 operators, each with the digest that it has without probes."""
+    return _framework("torch")
+
+
+def sass_training(built: Built) -> str:
+    """A small transformer for 200 steps with AdamW, and a replayed graph: the loss bit for bit."""
+    return _framework("train")
+
+
+def sass_triton(built: Built) -> str:
+    """Triton kernels, tl.dot among them."""
+    return _framework("triton")
+
+
+def sass_cupy(built: Built) -> str:
+    """CuPy's element-wise kernels, reductions, sorting and cuBLAS."""
+    return _framework("cupy")
+
+
+def sass_jax(built: Built) -> str:
+    """JAX with its command buffers."""
+    return _framework("jax")
+
+
+CHECKS = (
+    sass_counts,
+    sass_repeated,
+    sass_latencies,
+    sass_torch,
+    sass_training,
+    sass_triton,
+    sass_cupy,
+    sass_jax,
+)

@@ -1,0 +1,201 @@
+"""What PyTorch, Triton, CuPy and JAX launch: operators with digests of their results.
+
+    frameworks.py torch|train|triton|cupy|jax
+
+Prints one JSON object on the last line: a digest for each operator.  Exit code 77 if the framework
+is not installed.
+"""
+
+# Each framework is imported where it is used; every operator is a lambda, so that a row reads alike.
+# ruff: noqa: PLC0415, PLW0108
+
+import hashlib
+import json
+import sys
+
+MISSING = 77
+
+
+def digest(array):
+    return hashlib.sha256(array.tobytes()).hexdigest()[:16]
+
+
+def host(tensor):
+    return tensor.detach().float().contiguous().cpu().numpy()
+
+
+def torch_operators():
+    import torch
+    import torch.nn.functional as f
+
+    torch.manual_seed(7)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    x = torch.randn(512, 768, device="cuda")
+    y = torch.randn(512, 768, device="cuda")
+    images = torch.randn(8, 16, 32, 32, device="cuda")
+    weights = torch.randn(32, 16, 3, 3, device="cuda")
+    table = torch.randn(1000, 64, device="cuda")
+    index = torch.randint(0, 1000, (4096,), device="cuda")
+    heads = torch.randn(2, 8, 128, 64, device="cuda", dtype=torch.bfloat16)
+    square = torch.randn(1024, 1024, device="cuda")
+    for name, run in {
+        "add": lambda: x + y,
+        "mul": lambda: x * y,
+        "div": lambda: x / (y.abs() + 1),
+        "exp": lambda: torch.exp(x),
+        "gelu": lambda: f.gelu(x),
+        "silu": lambda: f.silu(x),
+        "relu": lambda: torch.relu(x),
+        "where": lambda: torch.where(x > 0, x, y),
+        "clamp": lambda: x.clamp(-1, 1),
+        "pow": lambda: x.abs() ** 1.5,
+        "cast_bf16": lambda: x.bfloat16(),
+        "cast_half": lambda: x.half(),
+        "sum": lambda: x.sum(),
+        "sum_rows": lambda: x.sum(1),
+        "mean": lambda: x.mean(0),
+        "max": lambda: x.max(1).values,
+        "argmax": lambda: x.argmax(1),
+        "all": lambda: (x > -100).all(),
+        "any": lambda: (x > 100).any(),
+        "norm": lambda: x.norm(),
+        "var": lambda: x.var(1),
+        "sort": lambda: x.flatten()[:100_000].sort().values,
+        "topk": lambda: x.topk(5, 1).values,
+        "cumsum": lambda: x.cumsum(1),
+        "index_select": lambda: table.index_select(0, index),
+        "gather": lambda: x.gather(1, (x.argsort(1) % 700)),
+        "masked_fill": lambda: x.masked_fill(y > 0, 0),
+        "cat": lambda: torch.cat([x, y], 1),
+        "transpose": lambda: x.t().contiguous(),
+        "softmax": lambda: f.softmax(x, 1),
+        "log_softmax": lambda: f.log_softmax(x, 1),
+        "layer_norm": lambda: f.layer_norm(x, (768,)),
+        "batch_norm": lambda: f.batch_norm(images, None, None, training=True),
+        "conv2d": lambda: f.conv2d(images, weights, padding=1),
+        "max_pool": lambda: f.max_pool2d(images, 2),
+        "interpolate": lambda: f.interpolate(images, scale_factor=2.0),
+        "embedding": lambda: f.embedding(index, table),
+        "cross_entropy": lambda: f.cross_entropy(x, index[:512] % 768),
+        "matmul_fp32": lambda: square @ square,
+        "matmul_fp16": lambda: square.half() @ square.half(),
+        "matmul_bf16": lambda: square.bfloat16() @ square.bfloat16(),
+        "bmm": lambda: torch.bmm(heads[0], heads[0].transpose(1, 2)),
+        "attention": lambda: f.scaled_dot_product_attention(heads, heads, heads),
+        "unique": lambda: torch.unique(index),
+        "nonzero": lambda: torch.nonzero(x > 2),
+    }.items():
+        for _ in range(3):
+            result = run()
+        yield name, digest(host(result))
+
+
+def torch_training():
+    import torch
+    from torch import nn
+
+    torch.manual_seed(11)
+    layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
+    model = nn.Sequential(layer, nn.Linear(128, 64)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = torch.randn(16, 32, 128, device="cuda")
+    goal = torch.randint(0, 64, (16 * 32,), device="cuda")
+    for step in range(200):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(data).flatten(0, 1), goal)
+        loss.backward()
+        optimizer.step()
+        if step % 50 == 49:
+            yield f"loss_{step}", digest(host(loss))
+    # The same step again, recorded once and replayed.
+    still = torch.randn(1024, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        moved = still * 2 + 1
+    for _ in range(50):
+        graph.replay()
+    yield "graph", digest(host(moved))
+
+
+def triton_kernels():
+    import torch
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def add(x, y, out, n, block: tl.constexpr):
+        at = tl.program_id(0) * block + tl.arange(0, block)
+        tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
+
+    @triton.jit
+    def product(a, b, c, size: tl.constexpr):
+        rows, columns = tl.arange(0, size)[:, None], tl.arange(0, size)[None, :]
+        left, right = tl.load(a + rows * size + columns), tl.load(b + rows * size + columns)
+        tl.store(c + rows * size + columns, tl.dot(left, right))
+
+    torch.manual_seed(3)
+    x, y = torch.randn(100_003, device="cuda"), torch.randn(100_003, device="cuda")
+    out = torch.empty_like(x)
+    for _ in range(20):
+        add[(triton.cdiv(100_003, 1024),)](x, y, out, 100_003, 1024)
+    yield "add", digest(host(out))
+    a = torch.randn(64, 64, device="cuda", dtype=torch.float16)
+    c = torch.empty(64, 64, device="cuda")
+    for _ in range(20):
+        product[(1,)](a, a, c, 64)
+    yield "dot", digest(host(c))
+
+
+def cupy_arrays():
+    import cupy
+
+    x = cupy.arange(100_003, dtype=cupy.float32)
+    for name, run in {
+        "axpy": lambda: 2 * x + 1,
+        "sum": lambda: x.sum(),
+        "sort": lambda: cupy.sort(-x),
+        "matmul": lambda: x[:65536].reshape(256, 256) @ x[:65536].reshape(256, 256),
+    }.items():
+        for _ in range(10):
+            result = run()
+        yield name, digest(cupy.asnumpy(result))
+
+
+def jax_functions():
+    import jax
+    import jax.numpy as jnp
+    import numpy
+
+    x = jnp.arange(100_000, dtype=jnp.float32).reshape(100, 1000)
+    for name, run in {
+        "fused": jax.jit(lambda v: jnp.tanh(v / 1e5) * 2 + 1),
+        "softmax": jax.jit(lambda v: jax.nn.softmax(v / 1e5, axis=1)),
+        "matmul": jax.jit(lambda v: v @ v.T),
+        "loop": jax.jit(lambda v: jax.lax.fori_loop(0, 20, lambda _, w: w * 0.5 + 1, v)),
+    }.items():
+        for _ in range(10):
+            result = run(x)
+        yield name, digest(numpy.asarray(result))
+
+
+WORK = {
+    "torch": torch_operators,
+    "train": torch_training,
+    "triton": triton_kernels,
+    "cupy": cupy_arrays,
+    "jax": jax_functions,
+}
+
+
+def main(name):
+    try:
+        results = dict(WORK[name]())
+    except ImportError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return MISSING
+    print(json.dumps(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
