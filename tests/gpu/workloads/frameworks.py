@@ -6,7 +6,7 @@ Prints one JSON object on the last line: a digest for each operator.  Exit code 
 is not installed.
 """
 
-# Each framework is imported where it is used; every operator is a lambda, so that a row reads alike.
+# Each framework is imported where it is used; every operator is a lambda, so that rows read alike.
 # ruff: noqa: PLC0415, PLW0108
 
 import hashlib
