@@ -119,6 +119,10 @@ REFUSED = {
         "f:\nldxdw %r7, [%r1]\nadd %r2, %r7\nldxb %r0, [%r2]\nexit",
         "P2",
     ),
+    "caller's own stack pointer stored into its frame": (
+        "mov %r1, %r10\nadd %r1, -8\ncall local f\nmov %r0, 0\nexit\nf:\nstxdw [%r1], %r1" + END,
+        "P9",
+    ),
     "linked scalars stay linked after one of them changes": (
         INDEX.format("ldxdw %r7, [%r6]\nmov %r8, %r7\nadd %r7, 8\njgt %r8, 15, out\nja in\n"
                      "out:\nmov %r7, 0\nin:"),

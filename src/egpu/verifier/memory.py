@@ -138,6 +138,13 @@ def store(setting: Setting, recorder: Recorder, state: State, step: Step) -> Non
             f"r{step.src} is a pointer and only stored in part or at a variable offset",
             hint="spill pointers with 8-byte stores at constant offsets",
         )
+    to_stack = isinstance(value, Pointer) and value.region is Region.STACK
+    if to_stack and pointer.owner != len(state.frames) - 1:
+        raise Refusal(  # as in Linux, whichever of the two frames it points into
+            "P9",
+            "a pointer to a stack is stored in the stack of a calling function",
+            hint="give the function what it points to",
+        )
     touch_stack(setting, recorder, state, pointer)
     checks.stack_writable(state, pointer, size)
     frame = state.frames[pointer.owner]
