@@ -56,8 +56,8 @@ typedef long long __s64;
 #define BPF_MAP_TYPE_PERCPU_HASH 5
 #define BPF_MAP_TYPE_PERCPU_ARRAY 6
 #define BPF_MAP_TYPE_STACK_TRACE 7 /* refused */
-#define BPF_MAP_TYPE_LRU_HASH 9 /* refused */
-#define BPF_MAP_TYPE_LRU_PERCPU_HASH 10 /* refused */
+#define BPF_MAP_TYPE_LRU_HASH 9
+#define BPF_MAP_TYPE_LRU_PERCPU_HASH 10
 #define BPF_MAP_TYPE_ARRAY_OF_MAPS 12 /* refused */
 #define BPF_MAP_TYPE_HASH_OF_MAPS 13 /* refused */
 #define BPF_MAP_TYPE_QUEUE 22 /* refused */

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-KEYS, FEW, ROOM = 1000, 200, 100
+KEYS, FEW, ROOM, RECENT = 1000, 200, 100, 200
 RESULTS = (
     "threads", "won", "lost", "inserted", "present", "deleted", "absent", "filled", "refused",
-    "other",
+    "kept", "busy", "other",
 )  # fmt: skip
 
 
@@ -33,6 +33,7 @@ def wrong_totals(maps: Mapping[str, Sequence[Mapping]], threads: int) -> list[st
         "left in churn": (len(churn), results["inserted"] - results["deleted"]),
         "sum of the counts per SM": (sum(row["value"] for row in maps["per_sm"]), threads),
         "entries of small": (len(small), ROOM),
+        "entries of recent": (len(maps["recent"]), RECENT),
         "updates of small": (results["filled"] + results["refused"], threads),
     }
     wrong = [f"{name}: {found}, expected {want}" for name, (found, want) in facts.items()]
@@ -46,6 +47,11 @@ def wrong_totals(maps: Mapping[str, Sequence[Mapping]], threads: int) -> list[st
     wrong += [f"torn key {row['key']} in churn" for row in churn if row["key"] >= FEW]
     wrong += [f"value {row} in churn" for row in churn if row["value"] != 1]
     wrong += [f"torn value {row} in small" for row in small if row["value"] != [3 * row["key"]] * 2]
+    wrong += [
+        f"torn value {row} in recent"
+        for row in maps["recent"]
+        if row["value"] != [3 * row["key"]] * 2
+    ]
     return wrong
 
 

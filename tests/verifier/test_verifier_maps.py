@@ -59,6 +59,15 @@ def test_a_key_must_be_written_whole():
     assert "stack" in refused(text, HASH)
 
 
+@pytest.mark.parametrize("kind", [MapType.LRU_HASH, MapType.LRU_PERCPU_HASH])
+@pytest.mark.parametrize("helper", [1, 2, 3])
+def test_maps_that_evict_are_taken(kind, helper):
+    """They may look at a whole window once more, for an entry to give up."""
+    cost = accepted(CALL.format(helper, ""), MapSpec("h", kind, 8, 16, 10)).cost
+    array = MapSpec("a", MapType.ARRAY, 4, 16, 10)
+    assert cost.helpers - accepted(CALL.format(helper, ""), array).cost.helpers == 16 * HASH_WINDOW
+
+
 def test_sums_in_per_sm_hash_values():
     text = CALL.format(1, "jeq %r0, 0, none\nldxdw %r1, [%r0]\nadd %r1, 1\nstxdw [%r0], %r1\nnone:")
     spec = MapSpec("h", MapType.PERCPU_HASH, 8, 16, 10)

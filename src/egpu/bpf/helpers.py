@@ -80,7 +80,7 @@ _ARRAYS = frozenset(
         "GPU_PER_THREAD_HOST_ARRAY",
     }
 )
-_HASHES = frozenset({"HASH", "PERCPU_HASH", "GPU_HASH"})
+_HASHES = frozenset({"HASH", "PERCPU_HASH", "LRU_HASH", "LRU_PERCPU_HASH", "GPU_HASH"})
 _KEYED = _ARRAYS | _HASHES
 _RING = frozenset({"RINGBUF"})
 _A = Arg

@@ -119,6 +119,7 @@ def _lookup(machine: Machine, args: Sequence[int]) -> int:
     index, state, key = _keyed(machine, args)
     if traits(state.spec.type).hashed:
         value = state.table.get(key)
+        _touch(state, key)
         return 0 if value is None else machine.entry_address(index, value)
     number = _number(machine, state, key)
     return 0 if number is None else machine.value_address(index, number)
@@ -160,17 +161,26 @@ def _update(machine: Machine, args: Sequence[int]) -> int:
     return 0
 
 
+def _touch(state: MapState, key: bytes) -> None:
+    """Note that an entry was used: a table's order is from the least recently used on."""
+    if traits(state.spec.type).evicts and key in state.table:
+        state.table[key] = state.table.pop(key)
+
+
 def _update_table(state: MapState, key: bytes, value: bytes, flags: int) -> int:
     entry = state.table.get(key)
     if entry is not None:
         if flags == BPF_NOEXIST:
             return -errno.EEXIST
         entry[:] = value
+        _touch(state, key)
         return 0
     if flags == BPF_EXIST:
         return -errno.ENOENT
     if len(state.table) >= state.spec.max_entries:
-        return -errno.E2BIG
+        if not traits(state.spec.type).evicts:
+            return -errno.E2BIG
+        del state.table[next(iter(state.table))]
     state.table[key] = bytearray(value)
     return 0
 

@@ -54,6 +54,7 @@ class MapTraits:
     has_values: bool = True  # bpf_map_lookup_elem gives a pointer to value_size bytes
     per_sm: bool = False
     per_thread: bool = False  # programs reach the running thread's own value only
+    evicts: bool = False  # a full map gives up its least recently used entry for a new one
     probes: int = 0  # slots of a table that a helper may have to look at, 0 if it has no table
 
     @property
@@ -81,6 +82,10 @@ MAP_TRAITS: dict[MapType, MapTraits] = {
     MapType.ARRAY:        MapTraits(Storage.ARRAY),
     MapType.PERCPU_ARRAY: MapTraits(Storage.PER_SM_ARRAY, per_sm=True),
     MapType.RINGBUF:      MapTraits(Storage.RING, has_values=False),
+    MapType.LRU_HASH:     MapTraits(Storage.HASH, evicts=True, probes=2 * HASH_WINDOW),
+    MapType.LRU_PERCPU_HASH: MapTraits(
+        Storage.PER_SM_HASH, per_sm=True, evicts=True, probes=2 * HASH_WINDOW
+    ),
     MapType.GPU_HASH:     MapTraits(Storage.HASH, probes=HASH_WINDOW),
     MapType.GPU_ARRAY:    MapTraits(Storage.ARRAY),
     MapType.GPU_HOST_ARRAY:            MapTraits(Storage.ARRAY),

@@ -164,6 +164,8 @@ def _hash_report(name: str, view: HashView) -> tuple[list[Part], list[dict[str, 
             data.append({"key": plain(key), **row})
     parts = _shown(name, found, empty="no entries", kind="entries")
     refused, given_up = view.counter("full"), view.counter("busy")
+    if view.counter("evicted"):
+        parts.append(Paragraph(f"{name}: {view.counter('evicted'):,} entries were evicted"))
     if refused or given_up:
         text = f"{name}: {refused:,} insertions refused because the map was full"
         text += f", {given_up:,} updates given up under contention" if given_up else ""

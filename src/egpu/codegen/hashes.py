@@ -34,6 +34,7 @@ from egpu.codegen.library_hash import (
     SETTLED,
     claim_function,
     clear_function,
+    evict_function,
     find_function,
 )
 from egpu.codegen.memory import Place, load_from
@@ -105,6 +106,20 @@ class _Table:
         number = body.binary("udiv", "i64", distance, str(self.shape.stride))
         skip = body.binary("mul", "i64", number, str(self.shape.value_stride))
         return body.binary("add", "i64", body.add(self.control, self.shape.values), skip)
+
+    def touch(self, slot: str) -> None:
+        """Note that the entry in ``slot`` was used, where that matters."""
+        if traits(self.spec.type).evicts:
+            body = self.body
+            now = body.call("i64", "egpu.globaltimer")
+            target = body.pointer(body.add(slot, HASH_SLOT["used"][0]))
+            body.store("i64", now, GLOBAL, target, 8)
+
+    def evict(self) -> str:
+        """Whether the least recently used entry near the key's place was freed (i1)."""
+        name = f"egpu.hash_evict_{self.index}"
+        self.call.scope.unit.functions[name] = evict_function(name, self.shape)
+        return self.body.call("i1", name, f"i64 {self.table}", f"i64 {self.hash}")
 
     def clear(self, slot: str) -> None:
         """Set the values of a new entry on all SMs to zero, where there are several."""
@@ -183,8 +198,15 @@ def hash_lookup(call: Call) -> str:
     table = _table(call)
     body = table.body
     slot, _ = table.find(body.call("i64", "egpu.acquire_gpu", f"i64 {table.home}"))
-    value = table.value(slot)
-    return body.select(body.compare("eq", "i64", slot, "0"), "i64", "0", value)
+    absent = body.compare("eq", "i64", slot, "0")
+    if traits(table.spec.type).evicts:
+        found, done = body.fresh("found"), body.fresh("done")
+        body.branch_if(absent, done, found)
+        body.label(found)
+        table.touch(slot)
+        body.branch(done)
+        body.label(done)
+    return body.select(absent, "i64", "0", table.value(slot))
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +301,7 @@ def _overwrite(rounds: _Rounds, slot: str, state: str, source: Place) -> None:
     body.branch_if(body.compare("eq", "i64", change, "0"), write, gone)
     body.label(write)
     copy(table.call, table.value(slot), source, spec.value_size)
+    table.touch(slot)
     body.call_void("egpu.add_release_gpu", f"i64 {slot}", f"i64 {-HASH_PIN}")
     rounds.give("0")
     body.label(gone)
@@ -303,20 +326,40 @@ def _insert(rounds: _Rounds, home: str, source: Place) -> None:
     slot, distance = table.claim()
     body.branch_if(body.compare("ne", "i64", slot, "0"), claimed, full)
     body.label(full)
-    table.count("count", -1)
-    table.count("full", 1)
-    body.call_void("egpu.release_gpu", f"i64 {table.home}", f"i64 {home}")
-    rounds.give(str(_E2BIG))
+    if traits(spec.type).evicts:
+        _evict(rounds, home, room)
+    else:
+        table.count("count", -1)
+        table.count("full", 1)
+        body.call_void("egpu.release_gpu", f"i64 {table.home}", f"i64 {home}")
+        rounds.give(str(_E2BIG))
     body.label(claimed)
     for number, word in enumerate(table.words):
         target = body.pointer(body.add(slot, shape.key + 8 * number))
         body.store("i64", word, GLOBAL, target, 8)
     table.clear(slot)
+    table.touch(slot)
     copy(table.call, table.value(slot), source, spec.value_size)
     body.call_void("egpu.add_release_gpu", f"i64 {slot}", f"i64 {HASH_FULL - HASH_BUSY}")
     after = _home_after(body, home, distance)
     body.call_void("egpu.release_gpu", f"i64 {table.home}", f"i64 {after}")
     rounds.give("0")
+
+
+def _evict(rounds: _Rounds, home: str, room: str) -> None:
+    """Free an entry and go on in block ``room``, or give LOCK back and go to the next round."""
+    table = rounds.table
+    body = table.body
+    freed, lost = body.fresh("freed"), body.fresh("lost")
+    body.branch_if(table.evict(), freed, lost)
+    body.label(freed)
+    table.count("count", -1)
+    table.count("evicted", 1)
+    body.branch(room)
+    body.label(lost)
+    table.count("count", -1)
+    body.call_void("egpu.release_gpu", f"i64 {table.home}", f"i64 {home}")
+    body.branch(rounds.latch)
 
 
 def _home_after(body: Body, home: str, distance: str) -> str:

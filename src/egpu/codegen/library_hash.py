@@ -10,7 +10,9 @@ from egpu.bpf.maptypes import HASH_WINDOW
 from egpu.codegen.arena import (
     HASH_BUSY,
     HASH_FULL,
+    HASH_INCARNATION,
     HASH_PINS,
+    HASH_SLOT,
     HASH_STATE,
     HASH_TAG_BITS,
     HashTable,
@@ -115,6 +117,47 @@ copy:
   br i1 %more, label %copy, label %done, !llvm.loop !0
 done:
   ret void
+}}
+"""
+
+
+def evict_function(name: str, table: HashTable) -> str:
+    """``name(table, hash)`` frees the least recently used entry of a key's window; whether it could
+    (i1): none may be there that nobody writes to, or another thread may have been faster."""
+    return f"""\
+define internal i1 @{name}(i64 %table, i64 %hash) {ATTRIBUTES} {{
+entry:
+  br label %look
+look:
+  %d = phi i64 [ 0, %entry ], [ %next, %look ]
+  %best = phi i64 [ 0, %entry ], [ %chosen, %look ]
+  %oldest = phi i64 [ -1, %entry ], [ %since, %look ]
+  %was = phi i64 [ 0, %entry ], [ %is, %look ]
+{_slot(table)}
+  %state = call i64 @egpu.acquire_gpu(i64 %slot)
+  %at = add i64 %slot, {HASH_SLOT["used"][0]}
+  %used = call i64 @egpu.load_gpu(i64 %at)
+  %kind = and i64 %state, {HASH_STATE | HASH_PINS}
+  %full = icmp eq i64 %kind, {HASH_FULL}
+  %older = icmp ult i64 %used, %oldest
+  %take = and i1 %full, %older
+  %chosen = select i1 %take, i64 %slot, i64 %best
+  %since = select i1 %take, i64 %used, i64 %oldest
+  %is = select i1 %take, i64 %state, i64 %was
+  %next = add i64 %d, 1
+  %more = icmp ult i64 %next, {HASH_WINDOW}
+  br i1 %more, label %look, label %choose, !llvm.loop !0
+choose:
+  %any = icmp ne i64 %chosen, 0
+  br i1 %any, label %free, label %none
+free:
+  %number_only = and i64 %is, {~LOW}
+  %freed = add i64 %number_only, {HASH_INCARNATION}
+  %old = call i64 @egpu.swap_gpu(i64 %chosen, i64 %is, i64 %freed)
+  %won = icmp eq i64 %old, %is
+  ret i1 %won
+none:
+  ret i1 false
 }}
 """
 

@@ -46,8 +46,11 @@ class HashView(Mapping[Any, object]):
         return tuple(HashView(self._spec, (copy,)) for copy in self._copies)
 
     def counter(self, name: str) -> int:
-        """A counter of ``layout.HASH_CONTROL``, over all contexts: ``full`` counts insertions that
-        a full map refused, ``busy`` updates and deletions that were given up."""
+        """A counter of ``layout.HASH_CONTROL``, over all contexts.
+
+        ``full`` counts insertions that a full map refused, ``evicted`` entries that an LRU map gave
+        up, ``busy`` updates and deletions that were given up.
+        """
         offset, size = HASH_CONTROL[name]
         total = 0
         for copy in self._copies:

@@ -110,12 +110,14 @@ RING_DISCARD = 1 << 63
 HASH_CONTROL: dict[str, tuple[int, int]] = {   # per hash map, in the device arena
     "count":  (0, 8),          # entries, those being inserted and deleted included
     "full":   (8, 8),          # insertions refused because the map was full
+    "evicted": (24, 8),        # entries that an LRU map gave up
     "busy":   (16, 8),         # updates and deletions given up: others were at it all the time
 }
 HASH_CONTROL_SIZE = 128
 HASH_SLOT: dict[str, tuple[int, int]] = {
     "state":  (0, 8),
     "home":   (8, 8),
+    "used":   (16, 8),         # %globaltimer of the last use; in LRU maps only
 }
 HASH_SLOT_HEADER = 16
 HASH_FREE, HASH_BUSY, HASH_FULL = 0, 1, 3
@@ -178,16 +180,15 @@ class HashTable:
 def hash_table(spec: MapSpec) -> HashTable:
     """The table of ``spec``: at least two slots for each entry, and never less than a window."""
     slots = max(HASH_WINDOW, 1 << (2 * spec.max_entries - 1).bit_length())
-    value, value_stride = (
-        HASH_SLOT_HEADER + round_up(spec.key_size, 8),
-        round_up(spec.value_size, 8),
-    )
-    stride = value if traits(spec.type).per_sm else value + value_stride
+    kind = traits(spec.type)
+    key = HASH_SLOT_HEADER + (HASH_SLOT["used"][1] if kind.evicts else 0)
+    value, value_stride = key + round_up(spec.key_size, 8), round_up(spec.value_size, 8)
+    stride = value if kind.per_sm else value + value_stride
     size = HASH_CONTROL_SIZE + slots * stride
     return HashTable(
         slots,
         stride,
-        key=HASH_SLOT_HEADER,
+        key=key,
         value=value,
         value_stride=value_stride,
         table=HASH_CONTROL_SIZE,

@@ -4,8 +4,8 @@
  * fill a map that is too small. */
 #include "egpu.bpf.h"
 
-enum { KEYS = 1000, FEW = 200, ROOM = 100, PLACES = 50 };
-enum { THREADS, WON, LOST, INSERTED, PRESENT, DELETED, ABSENT, FILLED, REFUSED, OTHER, RESULTS };
+enum { KEYS = 1000, FEW = 200, ROOM = 100, PLACES = 50, RECENT = 200 };
+enum { THREADS, WON, LOST, INSERTED, PRESENT, DELETED, ABSENT, FILLED, REFUSED, KEPT, BUSY, OTHER, RESULTS };
 
 struct wide_key {
 	__u32 number;
@@ -33,6 +33,13 @@ struct {
 	__type(key, __u64);
 	__type(value, __u64[2]);
 } small SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, RECENT);
+	__type(key, __u64);
+	__type(value, __u64[2]);
+} recent SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
@@ -90,6 +97,10 @@ int mix(struct egpu_ctx *c)
 	__u64 pair[2] = {3 * id, 3 * id};
 	answer = bpf_map_update_elem(&small, &id, pair, BPF_ANY);
 	note(answer == 0 ? FILLED : answer == -7 ? REFUSED : OTHER);
+	if (!(id & 3)) {
+		answer = bpf_map_update_elem(&recent, &id, pair, BPF_ANY);
+		note(answer == 0 ? KEPT : answer == -16 ? BUSY : OTHER);
+	}
 	return 0;
 }
 

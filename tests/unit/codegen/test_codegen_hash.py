@@ -62,6 +62,7 @@ exit
 """
 LOOKUP, UPDATE, DELETE = range(3)
 PER_SM = MapType.PERCPU_HASH
+LRU = [MapType.LRU_HASH, MapType.LRU_PERCPU_HASH]
 
 
 def operations(spec):
@@ -83,15 +84,18 @@ def view(arenas, spec):
 
 
 class Model:
-    """What Linux's hash map does."""
+    """What Linux's hash map does; one that evicts takes the least recently used entry."""
 
-    def __init__(self, room):
+    def __init__(self, room, *, evicts=False):
         self.room = room
+        self.evicts = evicts
+        self.evicted = 0
         self.table = {}
         self.full = 0
 
     def do(self, operation, key, value, flags):
         if operation == LOOKUP:
+            self.touch(key)
             return self.table.get(key, M64)
         if operation == DELETE:
             return ENOENT if self.table.pop(key, None) is None else 0
@@ -103,10 +107,18 @@ class Model:
         elif flags == 2:
             return ENOENT
         elif len(self.table) == self.room:
-            self.full += 1
-            return E2BIG
+            if not self.evicts:
+                self.full += 1
+                return E2BIG
+            self.evicted += 1
+            del self.table[next(iter(self.table))]
         self.table[key] = value
+        self.touch(key)
         return 0
+
+    def touch(self, key):
+        if self.evicts and key in self.table:
+            self.table[key] = self.table.pop(key)
 
 
 STEPS = st.lists(
@@ -121,11 +133,15 @@ STEPS = st.lists(
 
 
 @settings(max_examples=12, deadline=None)
-@given(steps=STEPS, key_size=st.sampled_from([1, 4, 7, 8, 12, 24]), kind=st.sampled_from(HASHES))
+@given(
+    steps=STEPS,
+    key_size=st.sampled_from([1, 4, 7, 8, 12, 24]),
+    kind=st.sampled_from([*HASHES, *LRU]),
+)
 def test_as_a_dictionary(steps, key_size, kind):
     spec = MapSpec("h", kind, key_size, 12, 5)
     verified = operations(spec)
-    model, state = Model(5), MapState(spec)
+    model, state = Model(5, evicts=kind in LRU), MapState(spec)
     with HostProgram(verified) as host:
         arenas = host.arenas
         for step in steps:
@@ -143,12 +159,13 @@ def test_as_a_dictionary(steps, key_size, kind):
     }
     assert {key: bytes(value) for key, value in state.table.items()} == wanted
     shown = view(arenas, spec)
-    if kind is MapType.PERCPU_HASH:
+    if kind in (MapType.PERCPU_HASH, MapType.LRU_PERCPU_HASH):
         assert shown.parts() == {key: (value,) for key, value in wanted.items()}
     else:
         assert shown.to_dict() == wanted
     assert len(shown) == shown.counter("count") == len(wanted)
     assert shown.counter("full") == model.full
+    assert shown.counter("evicted") == model.evicted
     assert shown.counter("busy") == 0
 
 
@@ -233,7 +250,8 @@ class Crowd:
         assert set((states & np.uint64(3)).tolist()) <= {0, HASH_FULL}
         assert not (states >> np.uint64(24) & np.uint64((1 << 20) - 1)).any(), "a pin is left"
         assert not (homes >> np.uint64(32) & np.uint64(1)).any(), "a lock is left"
-        keys = words[start + 2 : start + 2 + shape.slots * step : step][full]
+        first = start + shape.key // 8
+        keys = words[first : first + shape.slots * step : step][full]
         assert len(set(keys.tolist())) == len(keys)
         count = place.offset + HASH_CONTROL["count"][0]
         assert int(words[count // 8]) == len(keys)
@@ -350,6 +368,26 @@ lost:
 """
 
 
+@pytest.mark.parametrize("kind", LRU)
+def test_least_recently_used_go_when_the_map_is_full(kind):
+    crowd = Crowd(THREAD + INSERT.format(flags=1) + COUNTED + END, table(500, kind))
+    assert crowd.results == {0: ALL}
+    assert len(crowd.view) == 500
+    assert crowd.view.counter("evicted") == ALL - 500
+    found = crowd.numbers() if kind is MapType.LRU_HASH else crowd.view.parts()
+    assert len(found) == 500
+    if kind is MapType.LRU_HASH:
+        assert found == values(found)
+
+
+@pytest.mark.parametrize("kind", LRU)
+def test_nothing_goes_while_there_is_room(kind):
+    text = THREAD + "mod %r6, 100\n" + INSERT.format(flags=1) + COUNTED + END
+    crowd = Crowd(text, table(100, kind))
+    assert crowd.results == {0: 100, -17: ALL - 100}
+    assert (len(crowd.view), crowd.view.counter("evicted")) == (100, 0)
+
+
 def test_counting_per_sm():
     """The plain idiom; 12 blocks on 4 SMs, of which the last shares the last of 3 slots."""
     crowd = Crowd(THREAD + "mod %r6, 8\n" + ADD + END, table(8, PER_SM))
@@ -378,7 +416,7 @@ def test_ptxas_takes_it(tmp_path, arch):
     wide = MapSpec("wide", MapType.HASH, 8, 300, 4)
     codes = [
         compile_probe(probe(text, spec, RESULTS), point=entry())
-        for spec in (table(9), table(9, MapType.GPU_HASH), table(9, PER_SM))
+        for spec in (table(9), table(9, MapType.GPU_HASH), table(9, PER_SM), table(9, LRU[0]))
     ]
     look = THREAD + "stxdw [%r10-8], %r6\n" + ERASE.replace("call 3\nneg %r0", "call 1") + END
     codes.append(compile_probe(probe(look, wide), point=entry()))
