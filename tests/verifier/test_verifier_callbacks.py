@@ -199,7 +199,7 @@ REFUSED = {
     "read through a function": (loop().replace("mov %r4, 0", "ldxdw %r4, [%r2]"), "P2"),
     "callback makes a pointer of a number": (
         loop(2, "ldxdw %r1, [%r10-8]\nldxdw %r0, [%r1]").replace(
-            "stxdw [%r2], %r3", "stxdw [%r2], %r2"
+            "stxdw [%r2], %r3", "lddw %r5, map_index_value 4\nstxdw [%r2], %r5"
         ),
         "P4",
     ),

@@ -46,7 +46,7 @@ class Frames:
         self.structure = setting.structure
         self.operands = recorder.operands
         self.callbacks = _callbacks(setting.structure)
-        self.callers = _callers(setting.structure)
+        self.callers = _callers(setting.structure, self.callbacks)
         self.above = _above(self.callers)
 
     def operand(self, pc: int, register: int) -> Operand | None:
@@ -120,17 +120,26 @@ def _callbacks(structure: Structure) -> frozenset[int]:
     )
 
 
-def _callers(structure: Structure) -> dict[int, frozenset[int]]:
-    """The functions that call each function, or hand its address on."""
+def calls_back(step: Step) -> bool:
+    """Whether an instruction calls a helper that calls a function of the program."""
+    if step.kind is not Kind.CALL or step.src != CallSrc.HELPER or step.imm not in HELPERS:
+        return False
+    return Arg.CALLBACK in HELPERS[step.imm].args
+
+
+def _callers(structure: Structure, callbacks: frozenset[int]) -> dict[int, frozenset[int]]:
+    """The functions that call each function, themselves or through a helper."""
     found: dict[int, set[int]] = {index: set() for index in range(len(structure.functions))}
     for step in structure.steps:
         if step is None:
             continue
-        target = code_reference(step)
+        own = structure.function_of[step.pc]
         if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
-            target = step.target
-        if target is not None and 0 <= target < len(structure.function_of):
-            found[structure.function_of[target]].add(structure.function_of[step.pc])
+            found[structure.function_of[step.target]].add(own)
+        elif calls_back(step):
+            # Which callback it calls is not asked: an address may come from another function.
+            for callback in callbacks:
+                found[callback].add(own)
     return {function: frozenset(callers) for function, callers in found.items()}
 
 

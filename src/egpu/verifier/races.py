@@ -19,7 +19,7 @@ from egpu.bpf.isa import AluOp, AtomicOp, CallSrc, Kind
 from egpu.bpf.maptypes import traits
 from egpu.verifier import linear
 from egpu.verifier.control import END, Graph
-from egpu.verifier.frames import Frames
+from egpu.verifier.frames import Frames, calls_back
 from egpu.verifier.liveness import defines
 from egpu.verifier.report import Refusal
 from egpu.verifier.setting import Setting
@@ -168,6 +168,9 @@ class _Flow:
                 changed |= self._merge(step.target, entered)
                 callee = self.structure.function_of[step.target]
                 changed |= _grow(self.called, callee, self._guard(pc))
+            if calls_back(step):
+                for function in self.known.frames.callbacks:
+                    changed |= _grow(self.called, function, self._guard(pc))
             if step.kind is Kind.EXIT:
                 function = self.structure.function_of[pc]
                 changed |= _grow(self.returned, function, before[0])
