@@ -11,13 +11,15 @@ from typing import NamedTuple
 
 from egpu.bpf.isa import JmpOp, Kind
 from egpu.verifier.checks import span
-from egpu.verifier.loops import Loop, Place, Shifted, Turn, find, held, reducible
+from egpu.verifier.loops import Loop, Place, Shifted, Stack, Turn, find, held, reducible, stack_of
 from egpu.verifier.refine import INVERSE
 from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.state import Pointer, State, Value, read_stack, write_stack
 from egpu.verifier.structure import Step, Structure
 
 _WALKED = 64  # turns that are walked one by one: exact costs, and bounds of any form
+_LONG = 2_000  # instructions after which a walk is long, and fewer turns are
+_WALKED_IN_LONG = 4
 _ATTEMPTS = 3
 _FARTHEST = 1 << 29  # as for pointer arithmetic
 # How an operation reads with its operands exchanged.
@@ -276,6 +278,7 @@ class Counting:
         }
         self.done: set[int] = set()  # heads of loops that were walked as one
         self._turns: dict[int, Turn] = {}
+        self._stacks: dict[int, Stack] = {}
         self._failures: dict[int, int] = {}
 
     def _nested(self, pc: int) -> bool:
@@ -290,9 +293,10 @@ class Counting:
             return self.meters[min(around, key=lambda loop: len(loop.body)).head]
         return self.meters[self.structure.functions[self.structure.function_of[pc]][0]]
 
-    def worth_trying(self, loop: Loop, turns: int) -> bool:
+    def worth_trying(self, loop: Loop, turns: int, processed: int) -> bool:
         """Whether the rest of the turns should be walked as one."""
-        if turns <= (1 if loop.head in self.done else _WALKED):
+        walked = _WALKED if processed < _LONG else min(_WALKED, _WALKED_IN_LONG)
+        if turns <= (1 if loop.head in self.done else walked):
             return False
         return self._failures.get(loop.head, 0) < _ATTEMPTS
 
@@ -303,5 +307,9 @@ class Counting:
         """What a turn of ``loop`` adds, computed once."""
         found = self._turns.get(loop.head)
         if found is None:
-            found = self._turns[loop.head] = Turn(self.structure, loop)
+            function = self.structure.function_of[loop.head]
+            stack = self._stacks.get(function)
+            if stack is None:
+                stack = self._stacks[function] = stack_of(self.structure, function)
+            found = self._turns[loop.head] = Turn(self.structure, loop, stack)
         return found

@@ -32,7 +32,7 @@ from egpu.verifier.widen import ROUNDS, widen
 __all__ = ["Exploration", "Explored", "Stopped", "replay"]
 
 _MOST_CALLS = 1 << 23  # Linux's BPF_MAX_LOOPS, above which bpf_loop fails
-_REMEMBERED = 32  # finished states compared per instruction; equal ones are found at any number
+_REMEMBERED = 8  # finished states compared per instruction; equal ones are found at any number
 
 _SHORTER = "make loops shorter, or limit what bounds them, as in if (n > 100) n = 100"
 Observer = Callable[[int, State], None]
@@ -227,7 +227,7 @@ class Exploration:
         frame, counting = state.frame, self.counting
         turns = frame.turns.get(loop.head, 0) + 1 if came in loop.body else 1
         frame.turns = {**frame.turns, loop.head: turns}
-        if not counting.worth_trying(loop, turns) or self.processed == self.entered:
+        if not counting.worth_trying(loop, turns, self.processed) or self.processed == self.entered:
             return False
         counted = count(counting.turn(loop), state)
         if counted is None or counted.turns >= self.setting.limits.cost:

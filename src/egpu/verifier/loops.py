@@ -125,15 +125,22 @@ def held(places: Places, place: Place) -> Shifted | None:
     return places.get(place, Shifted(place))
 
 
+Stack = tuple[dict[int, tuple[Distance, ...]], bool]
+
+
+def stack_of(structure: Structure, function: int) -> Stack:
+    """How far registers are from r10, and whether a pointer to the frame is given away."""
+    distances = distances_of(structure, function)
+    return distances, escapes(structure, function, distances)
+
+
 class Turn:
     """One turn of a loop: ``before`` each instruction, and ``after`` it at the head again."""
 
-    def __init__(self, structure: Structure, loop: Loop) -> None:
-        function = structure.function_of[loop.head]
+    def __init__(self, structure: Structure, loop: Loop, stack: Stack) -> None:
         self.structure = structure
         self.loop = loop
-        self.distances = distances_of(structure, function)
-        self.escaped = escapes(structure, function, self.distances)
+        self.distances, self.escaped = stack
         self.slots = self._stack_variables()
         self.before: dict[int, Places] = {loop.head: {}}
         self.after: Places | None = None

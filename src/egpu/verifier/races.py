@@ -210,6 +210,8 @@ class _Flow:
 
     def _merge(self, pc: int, registers: _Registers) -> bool:
         known = self.before.get(pc)
+        if registers == known and pc not in self.joined:
+            return False
         joined = self.joined.get(pc, _NOTHING)
         merged = tuple(
             a | b | c for a, b, c in zip(known or _NOTHING, registers, joined, strict=True)
