@@ -48,7 +48,7 @@ SOURCE_A         = Field(24, 8)
 SOURCE_B         = Field(32, 8)
 SOURCE_C         = Field(64, 8)
 IMMEDIATE        = Field(32, 32)
-CONSTANT_OFFSET  = Field(40, 14)  # in units of 4 bytes
+CONSTANT_OFFSET  = Field(38, 16)
 CONSTANT_BANK    = Field(54, 5)
 SHARED_OFFSET    = Field(40, 24)  # of LDS and STS
 SPECIAL          = Field(72, 8)   # special register of S2R and CS2R
@@ -198,7 +198,7 @@ def constant_of(word: int) -> tuple[int, int | None] | None:
     if FORM.of(word) not in _CONSTANT_FORMS:
         return None
     indexed = OPCODE.of(word) == LDC and SOURCE_A.of(word) != RZ
-    return CONSTANT_BANK.of(word), None if indexed else CONSTANT_OFFSET.of(word) * 4
+    return CONSTANT_BANK.of(word), None if indexed else CONSTANT_OFFSET.of(word)
 
 
 _CONSTANT_FORMS = (3, 5)

@@ -1,0 +1,299 @@
+"""Each hazard has a rule; without the rule, the damage is in the bytes."""
+
+import pytest
+from sass_corpus import ARCHS, assemble, cubin, disassembled, needs_tools
+from splice_probes import COUNT_RELOCATIONS, EVERYTHING, EXIT, LAYOUT, code, count, value
+
+from egpu.bpf.program import Level
+from egpu.codegen.device_code import Relocation, RelocKind
+from egpu.errors import UnsupportedError
+from egpu.image.cubin import open_cubin
+from egpu.image.cubin_edit import put_together, take_apart
+from egpu.image.cubin_kernel import open_kernel
+from egpu.splice.sass import splice_sass
+from egpu.splice.sass_encoding import (
+    ALL_SCOREBOARDS,
+    BRA,
+    DESTINATION,
+    GUARD,
+    NO_SCOREBOARD,
+    OPCODE,
+    READ_SCOREBOARD,
+    SECOND_GUARD,
+    SIZE,
+    STALL,
+    WAIT,
+    WRITE_SCOREBOARD,
+    YIELD_OP,
+    bytes_of,
+    distance_of,
+    is_store,
+    words_of,
+)
+from egpu.splice.sass_encoding import EXIT as EXIT_OPCODE
+from egpu.splice.sass_rules import EVERY_RULE, Rule
+from egpu.splice.sass_uniform import carried, usage
+
+pytestmark = needs_tools
+
+# Lanes that do different things, with a mask of the lanes that are there: uniform values.
+BY_LANE = """
+.reg .pred %p<3>; .reg .b32 %r<6>; .reg .b64 %rd<6>;
+activemask.b32 %r1;
+mov.b64 %rd1, __egpu_launch_0;
+mov.u32 %r2, %laneid;
+and.b32 %r3, %r2, 1;
+setp.eq.b32 %p1, %r3, 0;
+@%p1 bra $even;
+mov.b64 %rd2, __egpu_map_0;
+add.s64 %rd3, %rd1, %rd2;
+red.relaxed.gpu.global.add.u64 [%rd3], 1;
+$even:
+popc.b32 %r4, %r1;
+st.global.b32 [%rd1+8], %r4;
+bar.warp.sync %r1;
+"""
+# A loop around a compare-and-swap, in which the assembler lets a warp yield.
+SWAPPING = """
+.reg .pred %p<3>; .reg .b32 %r<4>; .reg .b64 %rd<8>;
+activemask.b32 %r1;
+mov.u32 %r2, %lanemask_lt;
+and.b32 %r2, %r2, %r1;
+setp.ne.b32 %p1, %r2, 0;
+@%p1 bra $done;
+mov.b64 %rd1, __egpu_launch_0;
+ld.relaxed.gpu.global.b64 %rd2, [%rd1];
+$again:
+add.s64 %rd3, %rd2, 48;
+atom.relaxed.gpu.global.cas.b64 %rd4, [%rd1], %rd2, %rd3;
+setp.eq.b64 %p2, %rd4, %rd2;
+mov.b64 %rd2, %rd4;
+@!%p2 bra $again;
+$done:
+bar.warp.sync %r1;
+"""
+
+
+def by_lane():
+    return code(BY_LANE, *COUNT_RELOCATIONS, kind=EXIT)
+
+
+def swapping():
+    return code(SWAPPING, Relocation(RelocKind.LAUNCH, 0), kind=EXIT, level=Level.WARP)
+
+
+def text_of(image, name):
+    parts = take_apart(open_cubin(image))
+    return words_of(parts.parts[open_kernel(parts, name).text].data)
+
+
+class Spliced:
+    """A splice with some rules, and where its pieces lie."""
+
+    def __init__(self, stem, name, probes, rules, *, arch="90", original=None):
+        original = original or cubin(stem, arch)
+        self.arch = int(arch)
+        self.result = splice_sass(original, name, probes, LAYOUT, assemble, rules=rules)
+        self.before = text_of(original, name)
+        self.after = text_of(self.result.image, name)
+        self.lines = disassembled(self.result.image)[name]
+        self.size = len(self.before)
+
+    def target(self, index):
+        return index + 1 + distance_of(self.after[index], self.arch) // SIZE
+
+    @property
+    def exits(self):
+        return [n for n, word in enumerate(self.before) if OPCODE.of(word) == EXIT_OPCODE]
+
+    @property
+    def exit_start(self):
+        return self.target(self.exits[0])
+
+    @property
+    def exit_block(self):
+        start = self.exit_start
+        end = self.target(0) if OPCODE.of(self.after[0]) == BRA else len(self.after)
+        return self.after[start : end if end > start else len(self.after)]
+
+
+def with_and_without(rule, find, stem, name, probes, **more):
+    """``find`` says what is wrong: nothing with every rule, something without this one."""
+    right = Spliced(stem, name, probes, EVERY_RULE, **more)
+    assert find(right) == []
+    broken = Spliced(stem, name, probes, EVERY_RULE - {rule}, **more)
+    assert find(broken) != []
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_late_reads(arch):
+    def untracked(spliced):
+        return [
+            word
+            for word in spliced.after[: spliced.size]
+            if is_store(word)
+            and READ_SCOREBOARD.of(word) == WRITE_SCOREBOARD.of(word) == NO_SCOREBOARD
+        ]
+
+    with_and_without(Rule.LATE_READS, untracked, "plain", "vector_add", (count(EXIT),), arch=arch)
+
+
+def test_late_reads_of_an_entry_probe():
+    def untracked(spliced):
+        return [
+            word
+            for word in spliced.after[spliced.size :]
+            if is_store(word)
+            and READ_SCOREBOARD.of(word) == WRITE_SCOREBOARD.of(word) == NO_SCOREBOARD
+        ]
+
+    probes = (value(RelocKind.PARAMETER, 0),)
+    with_and_without(Rule.LATE_READS, untracked, "plain", "vector_add", probes)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_visible_scoreboard(arch):
+    def too_soon(spliced):
+        return [
+            now
+            for was, now in zip(spliced.before, spliced.after, strict=False)
+            if READ_SCOREBOARD.of(was) != READ_SCOREBOARD.of(now)
+            and is_store(was)
+            and STALL.of(now) < 2
+        ]
+
+    # A store with the shortest stall and no scoreboard.
+    original = cubin("plain", arch)
+    parts = take_apart(open_cubin(original))
+    at = open_kernel(parts, "vector_add").text
+    words = [
+        STALL.set(READ_SCOREBOARD.set(word, NO_SCOREBOARD), 1) if is_store(word) else word
+        for word in words_of(parts.parts[at].data)
+    ]
+    quick = put_together(parts.with_data({at: bytes_of(words)}))
+    with_and_without(
+        Rule.VISIBLE_SCOREBOARD,
+        too_soon,
+        "plain",
+        "vector_add",
+        (count(EXIT),),
+        arch=arch,
+        original=quick,
+    )
+
+
+def test_landed_loads():
+    def in_flight(spliced):
+        first = spliced.after[spliced.exit_start]
+        entry = [
+            index
+            for index in range(spliced.size, len(spliced.after))
+            if OPCODE.of(spliced.after[index]) == BRA and spliced.target(index) == 1
+        ]
+        saved = spliced.after[entry[0] - 3]  # the two clocks, the first instruction, the jump back
+        return [word for word in (first, saved) if WAIT.of(word) != ALL_SCOREBOARDS]
+
+    with_and_without(Rule.LANDED_LOADS, in_flight, "plain", "vector_add", EVERYTHING)
+
+
+def test_register_margin():
+    def short(spliced):
+        registers = spliced.result.registers
+        saved = max(DESTINATION.of(line.word) + 1 for line in spliced.lines if line.name == "CS2R")
+        return [registers] if registers < saved + 3 else []
+
+    with_and_without(Rule.REGISTER_MARGIN, short, "plain", "vector_add", EVERYTHING)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_second_predicate(arch):
+    original = cubin("plain", arch)
+    parts = take_apart(open_cubin(original))
+    at = open_kernel(parts, "vector_add").text
+    words = words_of(parts.parts[at].data)
+    first = next(n for n, word in enumerate(words) if OPCODE.of(word) == EXIT_OPCODE)
+    words[first] = SECOND_GUARD.set(words[first], 0b1001)
+    doubled = put_together(parts.with_data({at: bytes_of(words)}))
+    shown = disassembled(doubled)["vector_add"][first].text
+    assert shown == "@P0 EXIT !P1"
+
+    def wrong(spliced):
+        now = spliced.after[first]
+        same = (GUARD.of(now), SECOND_GUARD.of(now)) == (0, 0b1001)
+        return [] if same else [spliced.lines[first].text]
+
+    with_and_without(
+        Rule.SECOND_PREDICATE,
+        wrong,
+        "plain",
+        "vector_add",
+        (count(EXIT),),
+        arch=arch,
+        original=doubled,
+    )
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", ["vector_add", "early_exits", "matmul", "switch_table"])
+def test_own_uniforms(arch, name):
+    def shared(spliced):
+        kernel, probe = usage(spliced.before), usage(spliced.exit_block)
+        return [
+            *sorted(kernel.registers & probe.registers),
+            *sorted(kernel.predicates & probe.predicates),
+            *sorted(kernel.barriers & probe.barriers),
+        ]
+
+    with_and_without(Rule.OWN_UNIFORMS, shared, "plain", name, (count(EXIT),), arch=arch)
+
+
+def test_no_carried_uniforms():
+    rules = EVERY_RULE - {Rule.NO_CARRIED_UNIFORMS}
+    without = Spliced("plain", "vector_add", (by_lane(),), rules)
+    assert carried(without.exit_block, 90)
+    with pytest.raises(UnsupportedError, match="uniform values that live across branches"):
+        Spliced("plain", "vector_add", (by_lane(),), EVERY_RULE)
+    fine = Spliced("plain", "vector_add", (count(EXIT),), EVERY_RULE)
+    assert not carried(fine.exit_block, 90)
+
+
+def test_no_yield():
+    def yields(spliced):
+        return [word for word in spliced.exit_block if OPCODE.of(word) == YIELD_OP]
+
+    with_and_without(Rule.NO_YIELD, yields, "plain", "vector_add", (swapping(),))
+
+
+def test_every_rule_is_tested():
+    tested = {name.removeprefix("test_").upper() for name in globals() if name.startswith("test_")}
+    assert {rule.name for rule in Rule} <= tested
+    assert all(len(rule.value) > 40 for rule in Rule)
+
+
+def test_probes_at_the_warp_level_follow_each_other_in_one_lane():
+    """The others end before the first of them begins, so that nothing of theirs can be spoilt."""
+    spliced = Spliced("plain", "vector_add", (swapping(), swapping()), EVERY_RULE)
+    ends = [
+        index for index, word in enumerate(spliced.exit_block) if OPCODE.of(word) == EXIT_OPCODE
+    ]
+    assert GUARD.of(spliced.exit_block[ends[0]]) != 7
+    swaps = [n for n, line in enumerate(spliced.lines) if "CAS" in line.text]
+    assert len(swaps) == 2
+    assert min(swaps) > spliced.exit_start + ends[0]
+
+
+def test_a_kernel_without_free_barriers_is_refused():
+    original = cubin("plain", "90")
+    parts = take_apart(open_cubin(original))
+    at = open_kernel(parts, "vector_add").text
+    words = words_of(parts.parts[at].data)
+    padding = len(words) - 16
+    everything = [0x000FE200_03800000_00000000_00000941 | n << 16 | 7 << 12 for n in range(16)]
+    words[padding:] = everything  # never executed, but who knows
+    full = put_together(parts.with_data({at: bytes_of(words)}))
+    looping = count(EXIT)
+    block = Spliced("plain", "vector_add", (swapping(),), EVERY_RULE).exit_block
+    if usage(block).barriers:
+        with pytest.raises(UnsupportedError, match="convergence barriers in a kernel that uses 16"):
+            splice_sass(full, "vector_add", (swapping(),), LAYOUT, assemble)
+    assert splice_sass(full, "vector_add", (looping,), LAYOUT, assemble).exit_sites
