@@ -48,6 +48,11 @@ if TYPE_CHECKING:
     help="Use twins of which fewer blocks fit on an SM (persistent kernels may hang).",
 )
 @click.option(
+    "--machine-code",
+    is_flag=True,
+    help="Experimental: also probe kernels without PTX (PyTorch, cuBLAS, Triton; see docs).",
+)
+@click.option(
     "--every",
     metavar="N",
     type=click.IntRange(1, (1 << 32) - 1),
@@ -73,6 +78,7 @@ def command(
     kernels: str,
     twin_wait: float,
     allow_occupancy_loss: bool,
+    machine_code: bool,
     every: int | None,
     cost_limit: int,
     no_follow: bool,
@@ -100,6 +106,7 @@ def command(
         twin_wait_s=twin_wait,
         allow_occupancy_loss=allow_occupancy_loss,
         follow=not no_follow,
+        machine_code=machine_code,
         cost_limit=cost_limit,
     )
     with destination(output) as stream:

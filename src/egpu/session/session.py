@@ -44,15 +44,16 @@ _THREAD_COUNT = "BPFTIME_MAP_GPU_THREAD_COUNT"
 class Options:
     """How a workload is run.
 
-    ``simulated``: on the simulated device, even if there is a GPU.  ``kernels``: a glob that
-    narrows every attach point.  ``twin_wait_s``: how long the first launch of a kernel waits for
-    its twin.  ``allow_occupancy_loss``: use twins with fewer resident blocks per SM.  ``follow``:
-    probe child processes too.  ``cache``: keep assembled twins on disk.  ``snapshot_period_s``: how
-    often maps are copied to where the session reads them.  ``thread_slots``: threads of a launch
-    for which per-thread maps have values (None: as BPFTIME_MAP_GPU_THREAD_COUNT says, else 1,024);
-    threads beyond them find no value.  ``cost_limit``: most instructions, in the worst case, that a
-    program may add to a thread (see ``egpu.verifier.Limits.cost``).  ``environment`` is added to
-    the workload's.
+    ``simulated``: on the simulated device, even if there is a GPU. ``kernels``: a glob that narrows
+    every attach point. ``twin_wait_s``: how long the first launch of a kernel waits for its twin.
+    ``allow_occupancy_loss``: use twins with fewer resident blocks per SM. ``follow``: probe child
+    processes too. ``machine_code``: also probe kernels whose image has no PTX; this is an
+    experiment (docs/machine-code.md). ``cache``: keep assembled twins on disk.
+    ``snapshot_period_s``: how often maps are copied to where the session reads them.
+    ``thread_slots``: threads of a launch for which per-thread maps have values (None: as
+    BPFTIME_MAP_GPU_THREAD_COUNT says, else 1,024); threads beyond them find no value.
+    ``cost_limit``: most instructions, in the worst case, that a program may add to a thread (see
+    ``egpu.verifier.Limits.cost``). ``environment`` is added to the workload's.
     """
 
     simulated: bool = False
@@ -60,6 +61,7 @@ class Options:
     twin_wait_s: float = 10.0
     allow_occupancy_loss: bool = False
     follow: bool = True
+    machine_code: bool = False
     cache: bool = True
     snapshot_period_s: float = 1.0
     cost_limit: int = Limits().cost
@@ -119,6 +121,7 @@ class Session:
                 self._cache,
                 self._arenas.layout,
                 allow_occupancy_loss=options.allow_occupancy_loss,
+                machine_code=options.machine_code,
             ),
             self._arenas,
         )

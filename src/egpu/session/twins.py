@@ -54,6 +54,7 @@ class TwinReport:
 class TwinBuilder:
     """Builds twins; thread-safe.
 
+    Images without PTX are spliced as machine code if ``machine_code`` says so, else refused.
     Without an ``assembler`` (the simulated device) twins are PTX text.  Without a ``cache`` each is
     built anew in every session.
     """
@@ -66,12 +67,14 @@ class TwinBuilder:
         layout_of: Callable[[DeviceInfo], ArenaLayout],
         *,
         allow_occupancy_loss: bool,
+        machine_code: bool = False,
     ) -> None:
         self._probes = probes
         self._assembler = assembler
         self._cache = cache
         self._layout_of = layout_of
         self._allow_occupancy_loss = allow_occupancy_loss
+        self._machine_code = machine_code
         self._lock = threading.Lock()
         self._parsed: OrderedDict[tuple[str, int], Module] = OrderedDict()
         self._ids: dict[str, int] = {}
@@ -153,7 +156,7 @@ class TwinBuilder:
         launch: Launch,
     ) -> BuiltTwin:
         codes = [self._probes.compiled(item, launch) for item in attachments]
-        if self._assembler is not None and not has_ptx(image):
+        if self._machine_code and self._assembler is not None and not has_ptx(image):
             return self._splice_machine_code(image, seen, codes, layout, self._assembler)
         module = self._module(image, seen)
         spliced = splice_ptx(module, seen.kernel, codes, layout)
