@@ -100,10 +100,11 @@ def _used(parts: CubinParts, kernel: Kernel, bank: int) -> frozenset[int] | None
     """Offsets of 8-byte places in a constant bank that the code reads, None if any may be."""
     found: set[int] = set()
     own = parts.parts[kernel.text]
+    names = {part.name for part in parts.parts}
     for part in parts.parts:
         if not part.name.startswith(_TEXT):
             continue
-        if part is not own and parts.find(f".nv.info.{part.name.removeprefix(_TEXT)}") is not None:
+        if part is not own and f".nv.info.{part.name.removeprefix(_TEXT)}" in names:
             continue  # another kernel's
         for word in words_of(part.data):
             place = constant_of(word)

@@ -85,6 +85,20 @@ _SOMETIMES: dict[int, tuple[int, ...]] = {
     BRA: (24,),
     0x9C7: (), 0xDC7: (), SETMAXREG: (),                       # UCGABAR_ARV, UCGABAR_WAIT
 }
+# Instructions that kernels have and probes do not, with how many registers a field may begin.
+_KERNEL_FIELDS: dict[int, tuple[tuple[int, ...], int]] = {
+    0x82F: ((16, 32), 0),          # ELECT
+    0x5B2: ((16, 24, 32), 1),      # SYNCS.EXCH
+    0x9A7: ((64,), 0),             # SYNCS.ARRIVE
+    0x5A7: ((64,), 0),             # SYNCS.PHASECHK
+    0x897: ((16, 24, 64), 1),      # UIADD3.64
+    0x9F0: ((24,), 3),             # HGMMA: two matrix descriptors
+    0x5B4: ((24, 32, 64), 7),      # UTMALDG: addresses, coordinates
+    0x3B5: ((24, 32), 7),          # UTMASTG
+    0x3B6: ((24, 32), 7),          # UTMAREDG
+    0x3BA: ((24, 32, 64), 3),      # UBLKCP
+}
+_MMA_BASES = (0x037, 0x03C, 0x03D, 0x03F)  # IMMA, HMMA, BMMA, DMMA: a uniform predicate at 87
 _UNIFORM_FORMS = (6, 7)  # an operand of an ordinary instruction is a uniform register, at bit 32
 _OPERAND_B = 32
 # Fields that name uniform predicates.
@@ -116,6 +130,8 @@ _UNKNOWN_SPAN = 15  # ... of more, in an instruction that is not in the tables
 def register_fields(word: int) -> tuple[int, ...] | None:
     """First bits of the fields that name uniform registers; None for an unknown instruction."""
     opcode = OPCODE.of(word)
+    if opcode in _KERNEL_FIELDS:
+        return None
     if opcode in _ALWAYS:
         return _ALWAYS[opcode]
     if opcode in _SOMETIMES:
@@ -130,6 +146,10 @@ def register_fields(word: int) -> tuple[int, ...] | None:
 def predicate_fields(word: int) -> tuple[int, ...] | None:
     """First bits of the fields that name uniform predicates; None for an unknown instruction."""
     opcode = OPCODE.of(word)
+    if opcode in _KERNEL_FIELDS:
+        return None
+    if BASE.of(word) in _MMA_BASES:
+        return (PREDICATE_SOURCE.at,)
     if opcode == _PLOP3:
         return (_PLOP3_SOURCE,) if _PLOP3_UNIFORM.of(word) else ()
     if opcode in _ORDINARY_GUARD:
@@ -170,7 +190,7 @@ def usage(words: Iterable[int]) -> Usage:
     for word in words:
         fields, span = register_fields(word), _PAIR
         if fields is None:
-            fields, span = _ALL_FIELDS, _UNKNOWN_SPAN
+            fields, span = _KERNEL_FIELDS.get(OPCODE.of(word), (_ALL_FIELDS, _UNKNOWN_SPAN))
         for at in fields:
             first = Field(at, _REGISTER).of(word)
             if first != URZ:

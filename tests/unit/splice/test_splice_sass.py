@@ -265,6 +265,15 @@ def test_a_kernel_that_divides_its_registers():
         splice_sass(original, "k", (value(RelocKind.START_CLOCK, at=EXIT),), LAYOUT, assemble)
 
 
+def test_a_tensor_kernel():
+    text = (KERNELS.parent / "machine_code" / "hopper.ptx").read_text()
+    spliced = splice_sass(
+        assemble(text, "sm_90a"), "k", (count(ENTRY), count(EXIT)), LAYOUT, assemble
+    )
+    disassembled(spliced.image)
+    assert spliced.hidden_offset == 192  # behind a tensor map that lies at 64 bytes of the bank
+
+
 def test_the_launch_block_has_to_fit():
     text = (
         ".version 8.0\n.target sm_80\n.address_size 64\n"

@@ -70,7 +70,9 @@ ret;
 @functools.cache
 def instructions(arch):
     """Every instruction of the corpus, once."""
-    images = [assemble(path.read_text(), f"sm_{arch}") for path in sorted(MIXED.glob("*.ptx"))]
+    images = [
+        assemble(path.read_text(), f"sm_{arch}") for path in sorted(MIXED.glob("mixed_*.ptx"))
+    ]
     for path in sorted(KERNELS.glob("*.ptx")):
         if runs_on(path.read_text(), arch):
             images.append(cubin(path.stem, arch))
@@ -130,6 +132,23 @@ def test_what_is_unknown_is_taken_for_everything(arch):
         ):
             shown = {int(each) for each in re.findall(rf"\b{kind}(\d+)\b", line.text)}
             assert shown <= named, line
+
+
+HOPPER = (Path(__file__).parent / "machine_code" / "hopper.ptx").read_text()
+
+
+def test_what_tensor_kernels_use_is_covered():
+    """TMA, mbarriers, wgmma, elect: none of their uniform registers is taken for a free one."""
+    (lines,) = disassembled(assemble(HOPPER, "sm_90a")).values()
+    names = {line.name.split(".")[0] for line in lines}
+    assert {"UTMALDG", "UTMASTG", "UBLKCP", "SYNCS", "HGMMA", "ELECT"} <= names
+    for line in lines:
+        used = tables.usage([line.word])
+        for kind, named in (("UR", used.registers), ("UP", used.predicates)):
+            shown = {int(each) for each in re.findall(rf"\b{kind}(\d+)\b", line.text)}
+            assert shown <= named, line
+    everything = tables.usage([line.word for line in lines])
+    assert len(everything.registers) < 48
 
 
 def test_every_row_of_the_tables_is_seen():
