@@ -17,7 +17,7 @@ def hashes(built: Built) -> str:
     workload = [str(built.demo), "--launches", str(LAUNCHES), "--size", str(SIZE), "--json"]
     program = str(HERE / "probes" / "hashes.bpf.o")
     # The probe is large on purpose: its twins have fewer blocks on an SM.
-    options = ("--json", "--allow-occupancy-loss")
+    options = ("--json", "--allow-occupancy-loss", "--hash-maps")
     run = plain(egpu("run", program, *options, "--", *workload), timeout=300)
     require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
     totals, report = map(json.loads, run.output.strip().splitlines()[-2:])

@@ -53,6 +53,11 @@ if TYPE_CHECKING:
     help="Experimental: also probe kernels without PTX (PyTorch, cuBLAS, Triton; see docs).",
 )
 @click.option(
+    "--hash-maps",
+    is_flag=True,
+    help="Experimental: allow hash maps on a real GPU; under contention they may take minutes.",
+)
+@click.option(
     "--every",
     metavar="N",
     type=click.IntRange(1, (1 << 32) - 1),
@@ -79,6 +84,7 @@ def command(
     twin_wait: float,
     allow_occupancy_loss: bool,
     machine_code: bool,
+    hash_maps: bool,
     every: int | None,
     cost_limit: int,
     no_follow: bool,
@@ -107,6 +113,7 @@ def command(
         allow_occupancy_loss=allow_occupancy_loss,
         follow=not no_follow,
         machine_code=machine_code,
+        hash_maps=hash_maps,
         cost_limit=cost_limit,
     )
     with destination(output) as stream:

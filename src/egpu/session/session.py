@@ -23,16 +23,16 @@ from egpu.agent.twin import (
     Twin,
     Unmatched,
 )
-from egpu.bpf.maptypes import THREAD_SLOTS
+from egpu.bpf.maptypes import THREAD_SLOTS, traits
 from egpu.bpf.object import read_object
 from egpu.bpf.program import AttachKind, Object
-from egpu.errors import InputError
+from egpu.errors import InputError, UnsupportedError
 from egpu.session.additive import additive_maps
 from egpu.session.arenas import Arenas, Maps
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
 from egpu.session.cache import TwinCache, default_directory
-from egpu.session.objects import combine
+from egpu.session.objects import Collection, combine
 from egpu.session.twins import TwinBuilder, TwinReport
 from egpu.sim import SimulatedDevice, private_folder
 from egpu.verifier import Limits, VerifiedProgram, verify
@@ -48,12 +48,12 @@ class Options:
     every attach point. ``twin_wait_s``: how long the first launch of a kernel waits for its twin.
     ``allow_occupancy_loss``: use twins with fewer resident blocks per SM. ``follow``: probe child
     processes too. ``machine_code``: also probe kernels whose image has no PTX; this is an
-    experiment (docs/machine-code.md). ``cache``: keep assembled twins on disk.
-    ``snapshot_period_s``: how often maps are copied to where the session reads them.
-    ``thread_slots``: threads of a launch for which per-thread maps have values (None: as
-    BPFTIME_MAP_GPU_THREAD_COUNT says, else 1,024); threads beyond them find no value.
-    ``cost_limit``: most instructions, in the worst case, that a program may add to a thread (see
-    ``egpu.verifier.Limits.cost``). ``environment`` is added to the workload's.
+    experiment (docs/machine-code.md). ``hash_maps``: allow hash maps on a real GPU, where they are
+    not proven yet. ``cache``: keep assembled twins on disk. ``snapshot_period_s``: how often maps
+    are copied to where the session reads them. ``thread_slots``: threads of a launch for which per-
+    thread maps have values (None: as BPFTIME_MAP_GPU_THREAD_COUNT says, else 1,024); threads beyond
+    them find no value. ``cost_limit``: most instructions, in the worst case, that a program may add
+    to a thread (see ``egpu.verifier.Limits.cost``). ``environment`` is added to the workload's.
     """
 
     simulated: bool = False
@@ -62,6 +62,7 @@ class Options:
     allow_occupancy_loss: bool = False
     follow: bool = True
     machine_code: bool = False
+    hash_maps: bool = False
     cache: bool = True
     snapshot_period_s: float = 1.0
     cost_limit: int = Limits().cost
@@ -318,9 +319,25 @@ def run(
     given = [programs] if isinstance(programs, (Object, str, Path)) else list(programs)
     collection = combine([_object(item) for item in given])
     options = options or Options()
+    _refuse_unproven_maps(collection, options)
     limits = Limits(cost=options.cost_limit)
     verified = [verify(program, limits=limits) for program in collection.programs]
     return Session(argv, verified, collection.names, options)
+
+
+def _refuse_unproven_maps(collection: Collection, options: Options) -> None:
+    """Hash maps have been exact on the simulated device and on threads of the host only.
+
+    On an H200 a stress of 3.5 x 10^7 threads over them did not end within minutes.
+    """
+    if options.simulated or options.hash_maps:
+        return
+    for spec, name in zip(collection.maps, collection.names, strict=True):
+        if traits(spec.type).hashed:
+            raise UnsupportedError(
+                f"map {name}: {spec.type.name} on a real GPU (contention may take it minutes)",
+                needs="the simulated device (--sim), or --hash-maps to try it all the same",
+            )
 
 
 def _object(item: Object | str | Path) -> Object:

@@ -94,12 +94,17 @@ RELATIVE = frozenset({
     0x34E, 0x94E,                # LEPC
     0x349, 0x34A, 0x94A, 0x350,  # BRX, JMP, RET with other operands
 })
-# Stores and reductions: they read their sources after they were issued.
-STORES = frozenset({
-    0x385, 0x386, 0x387, 0x388, 0x985, 0x986, 0x987, 0x988,  # ST, STG, STL, STS
-    0x98E, 0x38E,                                            # RED
-    0xFAE, 0x9AE,                                            # LDGSTS
-    0x844,                                                   # STSM
+# Stores, reductions and atomics, by base opcode: they read their sources after they were issued.
+LATE_READERS = frozenset({
+    0x185, 0x186, 0x187, 0x188,                # ST, STG, STL, STS
+    0x18E, 0x1A6,                              # RED of integers and of floating-point numbers
+    0x18A, 0x18B, 0x1A2,                       # ATOM: likewise, and compare-and-swap
+    0x1A3, 0x1A8, 0x1A9,                       # ATOMG
+    0x18C, 0x18D,                              # ATOMS
+    0x1AE, 0x044,                              # LDGSTS, STSM
+    0x19B, 0x19C, 0x19D, 0x19E,                # SUST
+    0x193, 0x194, 0x195, 0x196, 0x19F, 0x1A0,  # SUATOM, SURED
+    0x1BD, 0x1BE,                              # STAS, REDAS
 })
 SETMAXREG = 0x9C8  # setmaxnreg: registers at bit 32
 # fmt: on
@@ -205,5 +210,5 @@ _CONSTANT_FORMS = (3, 5)
 
 
 def is_store(word: int) -> bool:
-    """Whether an instruction reads its sources late and returns nothing."""
-    return OPCODE.of(word) in STORES
+    """Whether an instruction reads its sources late."""
+    return BASE.of(word) in LATE_READERS

@@ -119,7 +119,7 @@ _PREDICATES: dict[int, tuple[int, ...]] = {
 # Instructions of the uniform kind whose guard is an ordinary predicate.
 _ORDINARY_GUARD = (R2UR, R2UR_BEFORE_90, REDUX)
 _PLOP3, _PLOP3_UNIFORM, _PLOP3_SOURCE = 0x81C, Field(67, 1), 68
-_UNIFORM_BASES = (*range(0x80, 0xC0), 0xCA, 0x1C2, 0x1C3, 0x1C4, 0x1C7, 0x1C8)
+_UNIFORM_BASES = (*range(0x80, 0xC0), 0xCA, 0x1C2, 0x1C3, 0x1C4, 0x1C7, 0x1C8, 0x1CE, 0x1B1, 0x1B2)
 _ALL_FIELDS = (16, 24, 32, 64)
 _ALL_PREDICATES = (68, 77, 81, 84, 87)
 # fmt: on

@@ -297,3 +297,19 @@ def test_a_kernel_without_free_barriers_is_refused():
         with pytest.raises(UnsupportedError, match="convergence barriers in a kernel that uses 16"):
             splice_sass(full, "vector_add", (swapping(),), LAYOUT, assemble)
     assert splice_sass(full, "vector_add", (looping,), LAYOUT, assemble).exit_sites
+
+
+def test_a_reduction_of_floating_point_numbers_is_tracked_too():
+    """It has an opcode of its own, and is often the last thing that a kernel does."""
+    text = (
+        ".version 7.1\n.target sm_80\n.address_size 64\n"
+        ".visible .entry k(.param .u64 p, .param .f32 x) {\n.reg .b64 %a; .reg .f32 %f;\n"
+        "ld.param.u64 %a, [p]; ld.param.f32 %f, [x];\nred.global.add.f32 [%a], %f;\nret;\n}\n"
+    )
+    original = assemble(text, "sm_90")
+    spliced = Spliced("", "k", (count(EXIT),), EVERY_RULE, original=original)
+    reductions = [n for n, line in enumerate(spliced.lines) if "ADD.F32" in line.text]
+    assert len(reductions) == 1
+    assert READ_SCOREBOARD.of(spliced.before[reductions[0]]) == NO_SCOREBOARD
+    assert READ_SCOREBOARD.of(spliced.after[reductions[0]]) != NO_SCOREBOARD
+    assert STALL.of(spliced.after[reductions[0]]) >= 2
