@@ -12,20 +12,21 @@ import re
 
 from egpu.errors import InputError
 
-# Possessive quantifiers: white space and comments cannot be matched in two ways, so no text makes
-# the scan slower than linear.
+# The last alternative takes any character, so a match never fails and nothing is tried twice: the
+# scan is linear.  (Possessive quantifiers would say so, but Python before 3.11.5 gets them wrong in
+# groups.)
 _TOKEN = re.compile(
     r"""
-    (?: [\s\x00]++ | //[^\n]*+ | /\*(?:[^*]|\*(?!/))*+\*/ )*+
+    (?: [\s\x00]+ | //[^\n]* | /\*(?:[^*]|\*(?!/))*\*/ )*
     (?:
       (
-        [A-Za-z_$%][\w$]*+ (?: (?:\.|::) [\w$]++ )*+    # word with its dotted tail
-      | \.[A-Za-z_][\w$]*+ (?: :: [\w$]++ )*+           # directive, type, state space
+        [A-Za-z_$%][\w$]* (?: (?:\.|::) [\w$]+ )*    # word with its dotted tail
+      | \.[A-Za-z_][\w$]* (?: :: [\w$]+ )*           # directive, type, state space
       | 0[fF][0-9a-fA-F]{8}(?![\w$]) | 0[dD][0-9a-fA-F]{16}(?![\w$])
-      | 0[xX][0-9a-fA-F]++U?(?![\w$]) | 0[bB][01]++U?(?![\w$])
-      | [0-9]++\.[0-9]*+(?:[eE][+-]?[0-9]++)?(?![\w$]) | [0-9]++[eE][+-]?[0-9]++(?![\w$])
-      | [0-9]++U?(?![\w$])
-      | "(?:[^"\\\n]|\\.)*+"
+      | 0[xX][0-9a-fA-F]+U?(?![\w$]) | 0[bB][01]+U?(?![\w$])
+      | [0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?(?![\w$]) | [0-9]+[eE][+-]?[0-9]+(?![\w$])
+      | [0-9]+U?(?![\w$])
+      | "(?:[^"\\\n]|\\.)*"
       | <<|>>|&&|\|\||==|!=|<=|>=
       | [][{}()<>;,:@!|+\-=*&^~?%] | /(?!\*)
       )
