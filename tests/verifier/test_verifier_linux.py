@@ -39,7 +39,7 @@ def test_the_running_kernel_is_asked():
 def test_programs_without_context(mode):
     outcome = compare(differential.bare_programs(mode), mode)
     assert shown(outcome) == []
-    # The public suite has most of the programs; without it egpu's own cases and the random ones run.
+    # The public suite has most of the programs; without it egpu's own and the random ones run.
     assert len(outcome.both) > (300 if has_conformance() else 100)
 
 
