@@ -53,7 +53,7 @@ def sass_latencies(built: Built) -> str:
     missing = [
         kernel
         for kernel, row in rows_by_name(run.report).items()
-        if row["not_probed"] and "cooperative" not in kernel
+        if row["not_probed"] and kernel != "together"
     ]
     require(not missing, f"{count} of {seen} launches probed: {_reasons(run)} ({missing})")
     return f"{count} launches timed"

@@ -289,17 +289,16 @@ class _Splice:
         if probe:
             _check_single_exit(probe, self._kernel.name)
             probe = with_late_reads(probe, self._rules)
-        tail = [read_clock(self._starts[kind], _SPECIALS[kind]) for kind in self._starts]
-        tail.append(self._displaced(first, begin + len(probe) + len(tail)))
-        tail[0] = after_everything(tail[0], self._rules)
         leaving = [index for index, word in enumerate(probe) if _leaves(word)]
         if leaving == [len(probe) - 1]:
             probe.pop()  # its EXIT is the last instruction: fall into what follows
-            tail[-1] = self._displaced(first, begin + len(probe) + len(tail) - 1)
         else:
             for index in leaving:
                 distance = (len(probe) - index - 1) * SIZE
                 probe[index] = jump_for_exit(probe[index], self._arch, distance, self._rules)
+        tail = [read_clock(self._starts[kind], _SPECIALS[kind]) for kind in self._starts]
+        tail.append(self._displaced(first, begin + len(probe) + len(tail)))
+        tail[0] = after_everything(tail[0], self._rules)
         back = begin + len(probe) + len(tail)
         tail.append(branch(self._arch, (1 - back - 1) * SIZE))
         self._words += probe + tail

@@ -2,7 +2,7 @@
 
 import pytest
 from sass_corpus import ARCHS, assemble, cubin, disassembled, needs_tools
-from splice_probes import COUNT_RELOCATIONS, EVERYTHING, EXIT, LAYOUT, code, count, value
+from splice_probes import COUNT_RELOCATIONS, ENTRY, EVERYTHING, EXIT, LAYOUT, code, count, value
 
 from egpu.bpf.program import Level
 from egpu.codegen.device_code import Relocation, RelocKind
@@ -14,6 +14,7 @@ from egpu.splice.sass import splice_sass
 from egpu.splice.sass_encoding import (
     ALL_SCOREBOARDS,
     BRA,
+    CS2R,
     DESTINATION,
     GUARD,
     NO_SCOREBOARD,
@@ -184,16 +185,37 @@ def test_visible_scoreboard(arch):
 
 def test_landed_loads():
     def in_flight(spliced):
-        first = spliced.after[spliced.exit_start]
-        entry = [
-            index
-            for index in range(spliced.size, len(spliced.after))
-            if OPCODE.of(spliced.after[index]) == BRA and spliced.target(index) == 1
+        return [
+            word
+            for word in (spliced.after[spliced.exit_start], tail_of(spliced)[0])
+            if WAIT.of(word) != ALL_SCOREBOARDS
         ]
-        saved = spliced.after[entry[0] - 3]  # the two clocks, the first instruction, the jump back
-        return [word for word in (first, saved) if WAIT.of(word) != ALL_SCOREBOARDS]
 
     with_and_without(Rule.LANDED_LOADS, in_flight, "plain", "vector_add", EVERYTHING)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", ["vector_add", "early_exits", "matmul", "switch_table"])
+def test_landed_loads_of_an_entry_probe_alone(arch, name):
+    """Without a saved clock the displaced instruction comes first behind the probe, and waits."""
+
+    def in_flight(spliced):
+        return [word for word in tail_of(spliced)[:1] if WAIT.of(word) != ALL_SCOREBOARDS]
+
+    with_and_without(Rule.LANDED_LOADS, in_flight, "plain", name, (count(ENTRY),), arch=arch)
+
+
+def tail_of(spliced):
+    """What follows the entry probes: the saved clocks, the first instruction, the jump back."""
+    back = [
+        index
+        for index in range(spliced.size, len(spliced.after))
+        if OPCODE.of(spliced.after[index]) == BRA and spliced.target(index) == 1
+    ]
+    begin = back[0] - 1
+    while OPCODE.of(spliced.after[begin - 1]) == CS2R:
+        begin -= 1
+    return spliced.after[begin : back[0] + 1]
 
 
 def test_register_margin():
