@@ -90,3 +90,12 @@ def duration(nanoseconds: float) -> str:
     scaled = nanoseconds / unit
     digits = 0 if unit == 1 or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
     return f"{scaled:.{digits}f} {name}"
+
+
+def byte_text(number: int) -> str:
+    """A readable number of bytes: "512 B", "1.5 KiB", "256 MiB"."""
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if number >= 1 << shift:
+            scaled = number / (1 << shift)
+            return f"{scaled:.0f} {unit}" if scaled >= 99.5 else f"{scaled:.3g} {unit}"
+    return f"{number} B"

@@ -57,6 +57,20 @@ def name_forms(demangled: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(form for form in forms if form))
 
 
+def split_name(demangled: str) -> tuple[str, str, str]:
+    """(scope, name, template arguments) of a function: ("at::native", "fill", "4, float").
+
+    Arguments of the function are left out, and so are those of templates in its scope.
+    """
+    plain = _before_arguments(demangled)
+    last = _last_component(plain)
+    scope = _without_templates(plain[: len(plain) - len(last)]).removesuffix("::")
+    name, bracket, arguments = last.partition("<")
+    if not bracket or not arguments.endswith(">"):
+        return scope, last, ""
+    return scope, name, arguments[:-1]
+
+
 def _before_arguments(name: str) -> str:
     """Cut the argument list: the first "(" outside template brackets that does not open a name."""
     depth = 0

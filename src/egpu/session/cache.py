@@ -2,7 +2,8 @@
 
 A twin is address-free, so any process can use it.  The key is the SHA-256 of everything that
 decides what is built: image, kernel, programs, arch, layout, assembler, and egpu's own code.  Files
-are written under a temporary name and renamed, so concurrent sessions never see half a file.
+are written under a temporary name and renamed, so concurrent sessions never see half a file.  A
+file's time is that of its last use: the least recently used go first.
 """
 
 from __future__ import annotations
@@ -12,16 +13,24 @@ import functools
 import hashlib
 import json
 import os
+import re
 import tempfile
 import time
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import BinaryIO
 
+from egpu.errors import InputError
 from egpu.version import VERSION
 
-CACHE_FORMAT = b"egpu twin 3\n"
+CACHE_FORMAT = b"egpu twin 4\n"
 _BUILDERS = ("bpf", "verifier", "codegen", "image", "splice", "maps")  # packages that decide
 DEFAULT_LIMIT = 256 << 20  # bytes
+LIMIT_VARIABLE = "EGPU_CACHE_LIMIT"
+SUFFIX = ".twin"
+_SIZE = re.compile(r"([0-9]{1,12})([KMG]?)", re.IGNORECASE)
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+_DIGEST = hashlib.sha256().digest_size
 _UNFINISHED = ".new-"
 _UNFINISHED_S = 3600.0  # after which the session that was writing such a file must have been killed
 
@@ -33,6 +42,35 @@ def default_directory() -> Path:
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "egpu" / "twins"
+
+
+def cache_limit() -> int:
+    """Bytes that the cache may take: ``$EGPU_CACHE_LIMIT`` (64M, 2G, bytes), else 256 MiB.
+
+    InputError (usage) if the variable says something else.
+    """
+    text = os.environ.get(LIMIT_VARIABLE)
+    return DEFAULT_LIMIT if not text else byte_size(text, LIMIT_VARIABLE)
+
+
+def byte_size(text: str, where: str) -> int:
+    """Bytes from "64M" and the like (powers of 1,024); InputError (usage) that names ``where``."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise InputError(
+            f"{text!r} is no size", where=where, hint="bytes, or with K, M or G behind", usage=True
+        )
+    return int(found[1]) << _UNITS[found[2].upper()]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a kept twin was made of, for listings; ``arch`` 90 for sm_90, ``version`` egpu's."""
+
+    kernel: str = ""
+    programs: tuple[str, ...] = ()
+    arch: int = 0
+    version: str = VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +87,11 @@ class BuiltTwin:
     exit_sites: int
     uncovered: tuple[str, ...]
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, origin: Origin | None = None) -> bytes:
         """Length of a JSON head in 4 bytes, the head, the image."""
         head = {field.name: getattr(self, field.name) for field in fields(self)}
         del head["image"]
+        head["origin"] = asdict(origin or Origin()) | {"build": build_identity()}
         text = json.dumps(head).encode()
         return len(text).to_bytes(4, "little") + text + self.image
 
@@ -64,11 +103,12 @@ class BuiltTwin:
         end = 4 + int.from_bytes(data[:4], "little")
         try:
             head = json.loads(data[4:end])
+            head.pop("origin", None)
             for name in ("globals", "uncovered"):
                 head[name] = tuple(head[name])
             head["patches"] = tuple((offset, addend) for offset, addend in head["patches"])
             return cls(image=data[end:], **head)
-        except (TypeError, KeyError) as error:
+        except (AttributeError, TypeError, KeyError) as error:
             raise ValueError(f"not a twin: {error}") from error
 
 
@@ -87,13 +127,17 @@ def build_identity() -> str:
 class TwinCache:
     """A bounded directory of twins; every failure of the disk means "not cached".
 
-    ``limit`` is the total size in bytes above which the oldest files are removed.
+    ``limit`` is the total size in bytes above which the least recently used files are removed.
+    ``failure`` and ``damaged`` are for the report: why nothing could be kept, and how many entries
+    were unusable (each is removed, and what it held is built again).
     """
 
     def __init__(self, directory: Path, *, limit: int = DEFAULT_LIMIT) -> None:
         self._directory = directory
         self._limit = limit
+        self._room: int | None = None  # bytes that may be written before the folder is looked at
         self.failure = ""
+        self.damaged = 0
 
     @staticmethod
     def key(*parts: str) -> str:
@@ -107,22 +151,26 @@ class TwinCache:
 
     def load(self, key: str) -> BuiltTwin | None:
         """The twin kept under ``key``, None if there is none or it is damaged."""
+        path = self._path(key)
         try:
-            data = self._path(key).read_bytes()
+            data = path.read_bytes()
         except OSError:
             return None
-        head = len(CACHE_FORMAT)
-        body = data[head + 32 :]
-        if data[:head] != CACHE_FORMAT or hashlib.sha256(body).digest() != data[head : head + 32]:
-            return None
-        try:
-            return BuiltTwin.from_bytes(body)
-        except ValueError:
-            return None
+        body = checked(data)
+        if body is not None:
+            with contextlib.suppress(ValueError):
+                twin = BuiltTwin.from_bytes(body)
+                with contextlib.suppress(OSError):  # removed meanwhile: it was read whole
+                    os.utime(path)
+                return twin
+        self.damaged += 1
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
 
-    def store(self, key: str, twin: BuiltTwin) -> None:
+    def store(self, key: str, twin: BuiltTwin, origin: Origin | None = None) -> None:
         """Keep ``twin``. A full or read-only disk is remembered in ``failure`` and is no error."""
-        code = twin.to_bytes()
+        code = twin.to_bytes(origin)
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle, name = tempfile.mkstemp(dir=self._directory, prefix=_UNFINISHED)
@@ -134,26 +182,62 @@ class TwinCache:
                 with contextlib.suppress(OSError):
                     os.unlink(name)
                 raise
-            self._evict()
+            self._keep_within_limit(len(CACHE_FORMAT) + _DIGEST + len(code))
         except OSError as error:
             self.failure = f"twins are not cached in {self._directory}: {error.strerror}"
 
     def _path(self, key: str) -> Path:
-        return self._directory / f"{key}.twin"
+        return self._directory / f"{key}{SUFFIX}"
 
-    def _evict(self) -> None:
-        files = []
-        for path in (*self._directory.glob("*.twin"), *self._directory.glob(f"{_UNFINISHED}*")):
-            with contextlib.suppress(OSError):  # another session may have removed it
-                status = path.stat()
-                if path.suffix == ".twin":
-                    files.append((status.st_mtime, status.st_size, path))
-                elif status.st_mtime < time.time() - _UNFINISHED_S:
-                    path.unlink()
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
-            if total <= self._limit:
-                return
-            with contextlib.suppress(OSError):
+    def _keep_within_limit(self, written: int) -> None:
+        """Looking at every file for each one that is written would take ever longer, so it is done
+        at the first and whenever an eighth of the limit was written since."""
+        if self._room is not None:
+            self._room -= written
+        if self._room is None or self._room < 0:
+            left = remove_least_recent(self._directory, self._limit)
+            self._room = min(self._limit - left, self._limit // 8)
+
+
+def checked(data: bytes) -> bytes | None:
+    """What a file of the cache holds, None if it is of another format or not as it was written."""
+    head = len(CACHE_FORMAT)
+    body = data[head + _DIGEST :]
+    if data[:head] != CACHE_FORMAT or hashlib.sha256(body).digest() != data[head : head + _DIGEST]:
+        return None
+    return body
+
+
+def read_origin(file: BinaryIO) -> tuple[Origin, str] | None:
+    """(what it is made of, identity of the egpu that wrote it) from a file's head alone; None for
+    a file of another format or a damaged head."""
+    head = file.read(len(CACHE_FORMAT) + _DIGEST + 4)
+    if not head.startswith(CACHE_FORMAT) or len(head) < len(CACHE_FORMAT) + _DIGEST + 4:
+        return None
+    try:
+        row = json.loads(file.read(int.from_bytes(head[-4:], "little")))["origin"]
+        build = str(row.pop("build"))
+        return Origin(**row | {"programs": tuple(row["programs"])}), build
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def remove_least_recent(directory: Path, limit: int) -> int:
+    """Remove the least recently used twins above ``limit`` bytes, and what killed sessions left
+    half-written; the bytes that stay.  Other processes may store, use and remove meanwhile."""
+    files = []
+    for path in (*directory.glob(f"*{SUFFIX}"), *directory.glob(f"{_UNFINISHED}*")):
+        with contextlib.suppress(OSError):  # another session may have removed it
+            status = path.stat()
+            if path.suffix == SUFFIX:
+                files.append((status.st_mtime_ns, status.st_size, path))
+            elif status.st_mtime < time.time() - _UNFINISHED_S:
                 path.unlink()
-            total -= size
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= limit:
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+        total -= size
+    return total

@@ -31,7 +31,7 @@ from egpu.session.additive import additive_maps
 from egpu.session.arenas import Arenas, Maps
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
-from egpu.session.cache import TwinCache, default_directory
+from egpu.session.cache import TwinCache, cache_limit, default_directory
 from egpu.session.objects import Collection, combine
 from egpu.session.twins import TwinBuilder, TwinReport
 from egpu.sim import SimulatedDevice, private_folder
@@ -113,7 +113,7 @@ class Session:
         self._notes: list[str] = []
         self._started: float = 0.0  # time.monotonic(); 0: not yet
         self._ended: float = 0.0
-        self._cache = TwinCache(default_directory()) if options.cache else None
+        self._cache = TwinCache(default_directory(), limit=cache_limit()) if options.cache else None
         assembler = self._make_assembler()
         self._broker = _Broker(
             TwinBuilder(
@@ -158,6 +158,8 @@ class Session:
         notes = list(self._notes)
         if self._cache is not None and self._cache.failure:
             notes.append(self._cache.failure)
+        if self._cache is not None and self._cache.damaged:
+            notes.append(f"{self._cache.damaged} damaged files of the twin cache were built anew")
         return (*notes, *self._server.problems)
 
     def running(self) -> bool:

@@ -25,7 +25,7 @@ from egpu.image.ptx.syntax import Module
 from egpu.maps.layout import ArenaLayout
 from egpu.session.assemble import Assembler
 from egpu.session.attached import Attachment, ProbeSet
-from egpu.session.cache import BuiltTwin, TwinCache
+from egpu.session.cache import BuiltTwin, Origin, TwinCache
 from egpu.splice import kernel_alone, splice_ptx, splice_sass
 
 _PARSED_LIMIT = 16  # modules kept: a fatbin's kernels are resolved one after the other
@@ -144,7 +144,8 @@ class TwinBuilder:
         if found is not None:
             return found, True
         built = self._build(image, seen, attachments, layout, launch)
-        self._cache.store(key, built)
+        programs = tuple(item.program.program.name for item in attachments)
+        self._cache.store(key, built, Origin(seen.kernel, programs, seen.device.arch))
         return built, False
 
     def _build(

@@ -1,15 +1,20 @@
 """Twins on disk: what is damaged, foreign or in the way means "not cached", never a failure."""
 
 import hashlib
+import multiprocessing
 import os
+import time
 
 import pytest
 
+from egpu.errors import InputError
 from egpu.session import assemble
-from egpu.session.cache import CACHE_FORMAT, BuiltTwin, TwinCache
+from egpu.session.cache import CACHE_FORMAT, BuiltTwin, Origin, TwinCache, byte_size, cache_limit
+from egpu.session.cache_listing import clear, list_entries
 
 TWIN = BuiltTwin(b"\x7fELF code", 24, 3, ("a", "b"), "table", ((64, 0), (72, 8)), 1, 2, ("trap",))
 KEY = TwinCache.key("image", "kernel")
+SIZE = len(CACHE_FORMAT) + 32 + len(TWIN.to_bytes())
 
 
 def path_of(folder):
@@ -40,10 +45,14 @@ def test_a_file_that_is_cut_or_changed_anywhere_is_not_taken(tmp_path):
     for end in range(len(whole)):
         path_of(tmp_path).write_bytes(whole[:end])
         assert cache.load(KEY) is None
+        assert not path_of(tmp_path).exists()
         changed = bytearray(whole)
         changed[end] ^= 1
         path_of(tmp_path).write_bytes(changed)
         assert cache.load(KEY) is None
+    assert cache.damaged == 2 * len(whole)
+    cache.store(KEY, TWIN)
+    assert cache.load(KEY) == TWIN
 
 
 @pytest.mark.parametrize(
@@ -90,7 +99,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_the_oldest_go_first_and_what_a_killed_session_left(tmp_path):
-    cache = TwinCache(tmp_path, limit=2 * len(signed(TWIN.to_bytes())))
+    cache = TwinCache(tmp_path, limit=2 * SIZE)
     keys = [TwinCache.key(str(number)) for number in range(3)]
     for age, name in ((7200, ".new-old"), (0, ".new-young")):
         (tmp_path / name).write_bytes(b"half")
@@ -110,3 +119,101 @@ def test_a_ptxas_that_says_no_version_is_none(tmp_path, monkeypatch, script):
     program.chmod(0o755)
     monkeypatch.setenv("EGPU_PTXAS", str(program))
     assert assemble.find_ptxas() is None
+
+
+def test_a_use_is_remembered(tmp_path):
+    cache = TwinCache(tmp_path, limit=2 * SIZE)
+    first, second, third = (TwinCache.key(str(number)) for number in range(3))
+    for age, key in ((200, first), (100, second)):
+        cache.store(key, TWIN)
+        os.utime(tmp_path / f"{key}.twin", (time.time() - age,) * 2)
+    assert cache.load(first) == TWIN
+    cache.store(third, TWIN)
+    assert [cache.load(key) is not None for key in (first, second, third)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("0", 0), ("123", 123), ("64k", 65536), ("2G", 2 << 30), (" 1M ", 1 << 20)]
+)
+def test_sizes(monkeypatch, text, number):
+    monkeypatch.setenv("EGPU_CACHE_LIMIT", text)
+    assert cache_limit() == byte_size(text, "here") == number
+
+
+@pytest.mark.parametrize("text", ["-1", "1T", "much", "1.5G", "１"])
+def test_what_is_no_size_is_said(monkeypatch, text):
+    monkeypatch.setenv("EGPU_CACHE_LIMIT", text)
+    with pytest.raises(InputError, match="EGPU_CACHE_LIMIT"):
+        cache_limit()
+
+
+def test_listing_says_what_is_kept(tmp_path):
+    assert list_entries(tmp_path / "not made yet") == ()
+    cache = TwinCache(tmp_path)
+    cache.store(KEY, TWIN, Origin("_Z1kv", ("enter", "leave"), 90))
+    other = TwinCache.key("other")
+    (tmp_path / f"{other}.twin").write_bytes(b"egpu twin 3\n" + bytes(40))
+    os.utime(tmp_path / f"{other}.twin", (time.time() - 3600,) * 2)
+    (tmp_path / "mine.twin").write_bytes(b"not a twin's name")
+    new, old = list_entries(tmp_path)
+    assert (new.origin.kernel, new.origin.programs, new.origin.arch) == (
+        "_Z1kv", ("enter", "leave"), 90)  # fmt: skip
+    assert new.current
+    assert new.size == path_of(tmp_path).stat().st_size
+    assert old.origin is None
+    assert not old.current
+    assert 3590 < old.age_s < 3700
+
+
+def test_clearing_leaves_what_is_not_ours(tmp_path):
+    cache = TwinCache(tmp_path)
+    keys = [TwinCache.key(str(number)) for number in range(5)]
+    for age, key in enumerate(reversed(keys)):
+        cache.store(key, TWIN)
+        os.utime(tmp_path / f"{key}.twin", (time.time() - age,) * 2)
+    (tmp_path / "notes.txt").write_text("mine")
+    assert clear(tmp_path, keep=2 * SIZE).entries == 3
+    assert [cache.load(key) is not None for key in keys] == [False, False, False, True, True]
+    cleared = clear(tmp_path)
+    assert (cleared.entries, cleared.bytes, cleared.failed) == (2, 2 * SIZE, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert clear(tmp_path / "not made yet").entries == 0
+
+
+def _hammer(folder, seed, results):
+    """Store and load; whatever is loaded must be whole and the one that was asked for."""
+    cache, wrong, hits, number = TwinCache(folder, limit=40 * 20_000), 0, 0, seed
+    for _ in range(400):
+        number = (number * 1103515245 + 12345) % (1 << 31)
+        which = number >> 8 & 63
+        twin = BuiltTwin(bytes([which]) * 20_000, which, 3, (), "", (), 1, 2, ())
+        key = TwinCache.key(str(which))
+        if number & 1 << 20:
+            cache.store(key, twin)
+        found = cache.load(key)
+        hits += found is not None
+        wrong += found is not None and found != twin
+    results.put((wrong, hits, cache.failure, cache.damaged))
+
+
+def test_several_processes_store_load_and_clear_at_once(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    workers = [context.Process(target=_hammer, args=(tmp_path, seed, results)) for seed in range(4)]
+    for worker in workers:
+        worker.start()
+    cleared = 0
+    while any(worker.is_alive() for worker in workers) and results.empty():
+        cleared += clear(tmp_path, keep=0 if cleared % 2 else 100_000).entries
+        list_entries(tmp_path)
+        time.sleep(0.005)
+    rows = [results.get(timeout=30) for _ in workers]
+    for worker in workers:
+        worker.join(30)
+        assert worker.exitcode == 0
+    assert [row[0] for row in rows] == [0] * 4
+    assert [row[2:] for row in rows] == [("", 0)] * 4
+    assert all(row[1] for row in rows)
+    assert cleared
+    # each process may overshoot by an eighth of the limit before it looks again
+    assert sum(entry.size for entry in list_entries(tmp_path)) <= 40 * 20_000 * 3 // 2 + 4 * 21_000
