@@ -39,6 +39,12 @@ PARSED = {
     ),
     "xdp": (AttachPoint(K.KERNEL_SPACE, "", detail="xdp"),),
     "executor": (AttachPoint(K.EXECUTOR, ""),),
+    "kprobe/__memcapture": (AttachPoint(K.INSTRUCTION, "*", detail="__memcapture"),),
+    "kprobe/__directly_run": (AttachPoint(K.EXECUTOR, "__directly_run"),),
+    "kprobe/cuda_k,cuda__Z1fv": (
+        AttachPoint(K.ENTRY, "cuda_k"),
+        AttachPoint(K.ENTRY, "cuda__Z1fv"),
+    ),
 }
 
 
@@ -55,6 +61,7 @@ def test_parsed(section):
         ("kprobe/a,,b", "names no kernel"),
         ("kprobe/f<int", "unbalanced"),
         ("kprobe.lane/k", "unknown section"),
+        ("kprobe/a,__memcapture", "stands alone"),
         ("insn/LOAD/k", "no instruction class"),
         ("insn/load", "names no kernel"),
         ("uprobe/libc.so.6", "names no symbol"),
@@ -71,8 +78,6 @@ def test_mistakes(section, message):
 @pytest.mark.parametrize(
     ("section", "feature"),
     [
-        ("kprobe/__memcapture", "memory capture"),
-        ("kprobe/__directly_run", "directly run"),
         ("?kprobe/k", "not loaded by default"),
     ],
 )

@@ -9,7 +9,10 @@ fields have no meaning on a GPU and reading them is refused.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from egpu.bpf.program import MEMORY_CAPTURE, AttachPoint
 
 CONTEXT_VERSION = 1
 PARAM_WINDOW = 4096  # bytes of kernel parameters reachable through param[]
@@ -24,6 +27,7 @@ class Source(enum.Enum):
     START = "value saved by the splicer at kernel entry (exit probes only)"
     PARAM_BYTES = "kernel parameter bytes"
     CONSTANT = "known when compiled"
+    LINE_BYTES = "text of the PTX instruction at the site"
 
 
 _LAUNCH_SHAPE = ("%nctaid", "%ntid")  # the special registers that are parameters of the launch
@@ -98,13 +102,24 @@ FIELDS: tuple[Field, ...] = (
 
 CONTEXT_SIZE = 288 + PARAM_WINDOW
 
+# What r1 points at in bpftime's memory-capture programs: the text of the instruction, NUL-padded
+# (and cut so that the last byte is NUL).
+LINE_SIZE = 512
+LINE_FIELDS = (Field("line", 0, LINE_SIZE, _S.LINE_BYTES, "", uniform=True),)
 
-def field_at(offset: int, size: int) -> Field | None:
-    """The field that holds bytes ``offset`` to ``offset + size``, None if there is none.
+
+def fields_of(points: Iterable[AttachPoint]) -> tuple[Field, ...]:
+    """The context that a program attached to ``points`` gets."""
+    captures = any(point.detail == MEMORY_CAPTURE for point in points)
+    return LINE_FIELDS if captures else FIELDS
+
+
+def field_at(offset: int, size: int, fields: Sequence[Field] = FIELDS) -> Field | None:
+    """The one of ``fields`` that holds bytes ``offset`` to ``offset + size``, None if none does.
 
     A narrower load inside a field is allowed; one that straddles two fields is not.
     """
-    for row in FIELDS:
+    for row in fields:
         if row.offset <= offset and offset + size <= row.offset + row.size:
             return row
     return None

@@ -78,6 +78,11 @@ class AttachKind(enum.Enum):
     EXECUTOR = "executor"  # not attached: `egpu exec`, conformance
 
 
+# The detail of INSTRUCTION points that are bpftime's ``kprobe/__memcapture``: every load and store,
+# with the text of the instruction as context (``egpu.bpf.context.LINE_FIELDS``).
+MEMORY_CAPTURE = "__memcapture"
+
+
 class Level(enum.Enum):
     """Who runs a probe at a site: every thread, one lane a warp, one thread a block."""
 
@@ -91,7 +96,7 @@ class AttachPoint:
     """One parsed element of a SEC() name.
 
     ``pattern`` is a glob over mangled or demangled kernel names; ``detail`` is the instruction
-    class of INSTRUCTION, "lib:symbol" of the host kinds.
+    class of INSTRUCTION (or MEMORY_CAPTURE), "lib:symbol" of the host kinds.
     """
 
     kind: AttachKind

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from egpu.bpf.demangle import name_forms
-from egpu.bpf.program import AttachKind, AttachPoint, Level
+from egpu.bpf.program import MEMORY_CAPTURE, AttachKind, AttachPoint, Level
 from egpu.errors import InputError, UnsupportedError
 
 _K = AttachKind
@@ -57,9 +57,10 @@ _LINUX = frozenset({
     "uretprobe.s", "usdt", "usdt.s", "xdp", "xdp.frags",
 })
 # fmt: on
-_BPFTIME = {
-    "__memcapture": ("bpftime's memory capture", "insn/load/<kernel> or insn/store/<kernel>"),
-    "__directly_run": ("bpftime's directly run programs", 'SEC("executor") and "egpu exec"'),
+# bpftime's places that are no kernels; they take part in no comma list.
+_BPFTIME: dict[str, AttachPoint] = {
+    "__memcapture": AttachPoint(_K.INSTRUCTION, "*", detail=MEMORY_CAPTURE),
+    "__directly_run": AttachPoint(_K.EXECUTOR, "__directly_run"),
 }
 
 
@@ -67,7 +68,7 @@ def parse_section(section: str, program: str) -> tuple[AttachPoint, ...]:
     """What ``section`` attaches ``program`` to, one point for each element of a comma list.
 
     Raises InputError for a section name that does not exist or is incomplete, UnsupportedError for
-    forms of bpftime and libbpf that egpu knows and does not have.
+    forms of libbpf that egpu knows and does not have.
     """
     where = f"program {program!r}, section {section!r}"
     if section.startswith("?"):
@@ -75,6 +76,8 @@ def parse_section(section: str, program: str) -> tuple[AttachPoint, ...]:
     word, _, rest = section.partition("/")
     if word in _KERNEL_FORMS:
         row = _KERNEL_FORMS[word]
+        if word == "kprobe" and rest in _BPFTIME:
+            return (_BPFTIME[rest],)
         return tuple(
             AttachPoint(row.kind, pattern, row.level)
             for pattern in _patterns(rest, where, row.syntax)
@@ -134,8 +137,9 @@ def _patterns(text: str, where: str, syntax: str) -> list[str]:
         raise InputError("names no kernel", where=where, hint=f"write {syntax}")
     for pattern in patterns:
         if pattern in _BPFTIME:
-            feature, instead = _BPFTIME[pattern]
-            raise UnsupportedError(f"{feature} at {where}", needs=f"{instead} instead")
+            raise InputError(
+                f"{pattern} stands alone", where=where, hint=f'write SEC("kprobe/{pattern}")'
+            )
     return patterns
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from egpu.bpf.context import Field, Source, field_at
+from egpu.bpf.context import Field, Source, field_at, fields_of
 from egpu.codegen.device_code import RelocKind
 from egpu.codegen.scope import Scope
 from egpu.errors import InternalError
@@ -27,17 +27,21 @@ _STARTS: dict[str, RelocKind] = {
     "globaltimer": RelocKind.START_TIME,
     "clock": RelocKind.START_CLOCK,
 }
-_WINDOW = 8  # bytes of one PARAM_BYTES symbol
+_WINDOW = 8  # bytes of one symbol of these
+_WINDOWS: dict[Source, RelocKind] = {
+    Source.PARAM_BYTES: RelocKind.PARAM_BYTES,
+    Source.LINE_BYTES: RelocKind.LINE,
+}
 
 
 def load_context(scope: Scope, offset: int, bits: int) -> str:
     """The ``bits`` bits at ``offset`` of the context, as a value of that width."""
     size = bits // 8
-    field = field_at(offset, size)
+    field = field_at(offset, size, fields_of(scope.unit.verified.program.attach))
     if field is None:
         raise InternalError(f"no context field has bytes {offset} to {offset + size}")
-    if field.source is Source.PARAM_BYTES:
-        value = _parameter_bytes(scope, offset - field.offset, size)
+    if field.source in _WINDOWS:
+        value = _window_bytes(scope, _WINDOWS[field.source], offset - field.offset, size)
         return scope.body.resize(value, 64, bits)
     value = _PRODUCERS[field.source](scope, field)
     skipped = 8 * (offset - field.offset)
@@ -83,15 +87,15 @@ _PRODUCERS: dict[Source, Callable[[Scope, Field], str]] = {
 }
 
 
-def _parameter_bytes(scope: Scope, offset: int, size: int) -> str:
-    """``size`` bytes of the parameter block from aligned 8-byte windows."""
+def _window_bytes(scope: Scope, kind: RelocKind, offset: int, size: int) -> str:
+    """``size`` bytes of the parameter block or the site's text from aligned 8-byte windows."""
     body = scope.body
     window, skipped = offset & ~(_WINDOW - 1), offset % _WINDOW
-    value = scope.symbol(RelocKind.PARAM_BYTES, window)
+    value = scope.symbol(kind, window)
     if skipped:
         value = body.binary("lshr", "i64", value, str(8 * skipped))
     if skipped + size > _WINDOW:
-        rest = scope.symbol(RelocKind.PARAM_BYTES, window + _WINDOW)
+        rest = scope.symbol(kind, window + _WINDOW)
         rest = body.binary("shl", "i64", rest, str(8 * (_WINDOW - skipped)))
         value = body.binary("or", "i64", value, rest)
     return value

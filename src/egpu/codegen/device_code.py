@@ -54,6 +54,7 @@ class RelocKind(enum.Enum):
     MAP_SPREAD = "__egpu_spread_"  # copies of map i per SM slot, a power of two (per-SM maps)
     RING_DATA = "__egpu_ring_data_"  # byte offset of map i's record memory in the host arena
     RING_SIZE = "__egpu_ring_size_"  # bytes of ONE SM's ring of map i (a power of two)
+    LINE = "__egpu_line_"  # 8 bytes at byte offset i of the PTX instruction's text, zero past it
     SM_SLOTS = "__egpu_sm_slots"  # number of SM slots in this layout
 
 
@@ -79,6 +80,7 @@ class DeviceCode:
     registers and labels that it declares, and never needs a larger ``.target`` than ``sm_70`` or a
     larger ``.version`` than ``isa``.
     ``digest`` identifies program, target and egpu version: caches are keyed by it.
+    ``detail`` is the attach point's: the class of the instructions that it is for.
     """
 
     target: Target
@@ -91,3 +93,4 @@ class DeviceCode:
     isa: tuple[int, int]
     digest: str
     launch: Launch = Launch.DIRECT
+    detail: str = ""

@@ -17,9 +17,9 @@ from egpu.verifier.verified import Policy, VerifiedProgram
 
 _DISTRIBUTION = "warpbpf"
 # Changes whenever the code that the same program compiles to changes within one version of egpu.
-_REVISION = 5
+_REVISION = 6
 _CONTEXT = "1"  # r1 of a probe: the context is virtual, its address only has to differ from null
-_KINDS = frozenset({AttachKind.ENTRY, AttachKind.EXIT})
+_KINDS = frozenset({AttachKind.ENTRY, AttachKind.EXIT, AttachKind.INSTRUCTION})
 
 
 def compile_probe(
@@ -67,6 +67,7 @@ def compile_probe(
         isa=PTX_ISA,
         digest=digest,
         launch=launch,
+        detail=point.detail,
     )
 
 
@@ -97,7 +98,7 @@ def _check(vp: VerifiedProgram, point: AttachPoint, target: Target) -> None:
     if point.kind not in _KINDS:
         raise UnsupportedError(
             f"program {name}: {point.kind.value} probes inside kernels",
-            needs="an entry (kprobe) or exit (kretprobe) attach point",
+            needs="an entry (kprobe), exit (kretprobe) or instruction (insn) attach point",
         )
     if point.level is Level.BLOCK and point.kind is AttachKind.EXIT:
         raise UnsupportedError(
@@ -123,7 +124,8 @@ def _digest(program: Program, point: AttachPoint, target: Target, launch: Launch
         (spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.read_only)
         for spec in program.maps
     ]
-    parts = (release, _REVISION, target, launch, point.kind, point.level, program.code, maps)
+    where = (point.kind, point.level, point.detail)
+    parts = (release, _REVISION, target, launch, where, program.code, maps)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from egpu.bpf.demangle import demangle
 from egpu.bpf.program import AttachKind, AttachPoint
 from egpu.bpf.sections import matches
 from egpu.codegen import DeviceCode, Launch, compile_probe
 from egpu.verifier import VerifiedProgram
+
+_Key: TypeAlias = tuple[int, str, str, str]  # program, and what of a point says which sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Attachment:
 
 
 class ProbeSet:
-    """The programs of a session; compiles each once per (program, kind, level)."""
+    """The programs of a session; compiles each once per (program, kind, level, class)."""
 
     def __init__(self, programs: Sequence[VerifiedProgram], *, only: str = "") -> None:
         """``only`` is a glob that narrows every attach point to the kernels it matches."""
@@ -31,7 +34,7 @@ class ProbeSet:
             for point in verified.program.attach
         )
         self._only = only
-        self._compiled: dict[tuple[tuple[int, str, str], Launch], DeviceCode] = {}
+        self._compiled: dict[tuple[_Key, Launch], DeviceCode] = {}
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
@@ -42,7 +45,7 @@ class ProbeSet:
         readable = demangle(kernel)
         if self._only and not matches(_narrowing(self._only), kernel, readable):
             return ()
-        chosen: dict[tuple[int, str, str], Attachment] = {}
+        chosen: dict[_Key, Attachment] = {}
         for attachment in self._attachments:
             if matches(attachment.point, kernel, readable):
                 chosen.setdefault(_key(attachment), attachment)
@@ -68,9 +71,9 @@ class ProbeSet:
         return code
 
 
-def _key(attachment: Attachment) -> tuple[int, str, str]:
+def _key(attachment: Attachment) -> _Key:
     point = attachment.point
-    return id(attachment.program), point.kind.value, point.level.value
+    return id(attachment.program), point.kind.value, point.level.value, point.detail
 
 
 def _narrowing(pattern: str) -> AttachPoint:

@@ -13,7 +13,7 @@ from egpu.bpf.program import AttachKind, Insn, MapSpec, Object, Program, PseudoS
 from egpu.errors import InputError, UnsupportedError
 
 _LD_IMM64 = 0x18
-_PROBED = frozenset({AttachKind.ENTRY, AttachKind.EXIT})
+_PROBED = frozenset({AttachKind.ENTRY, AttachKind.EXIT, AttachKind.INSTRUCTION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def _refuse_other_kinds(obj: Object, program: Program) -> None:
             raise UnsupportedError(
                 f'{obj.name}: program {program.name}: attach point "{program.section}" '
                 f"({point.kind.value})",
-                needs="a kprobe/ or kretprobe/ section; other kinds have no runner yet",
+                needs="a kprobe/, kretprobe/ or insn/ section; other kinds have no runner yet",
             )
 
 

@@ -14,8 +14,8 @@ class InstrumentedImage:
     ``globals``: names of module variables whose addresses, as ``cuModuleGetGlobal`` gives them for
     the ORIGINAL module, the agent writes as u64s into the twin's variable ``globals_table`` (a
     ``.const`` array; "" when there are none) before the first launch.
-    ``entry_sites``/``exit_sites``: probed sites; ``uncovered`` says what ends a thread unprobed
-    ("trap at line 120", ...).
+    ``entry_sites``/``exit_sites``/``instruction_sites``: probed sites; ``uncovered`` says what is
+    not probed ("trap at line 120", ...).
     """
 
     kernel: str
@@ -27,4 +27,5 @@ class InstrumentedImage:
     globals_table: str
     entry_sites: int
     exit_sites: int
+    instruction_sites: int
     uncovered: tuple[str, ...]

@@ -8,8 +8,9 @@ variables (see ``ptx_globals``), and for line information, which is dropped with
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from egpu.bpf.program import AttachKind, Level
 from egpu.codegen.device_code import DeviceCode, RelocKind, Target
@@ -19,12 +20,20 @@ from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
 from egpu.splice.edits import Edit, apply_edits
 from egpu.splice.instrumented import InstrumentedImage
 from egpu.splice.ptx_globals import Placement, place_variables, rewrite_globals
+from egpu.splice.ptx_instructions import (
+    TRACE_STUB,
+    InstructionSites,
+    find_instructions,
+    line_bytes,
+    stub_calls,
+)
 from egpu.splice.ptx_names import AddedNames, added_names
 from egpu.splice.ptx_reach import Reach, reach
 from egpu.splice.ptx_relocate import Setting, needs, parameter_bytes, parameters_used, resolve
 from egpu.splice.ptx_sites import Sites, find_sites, leaves_from
 from egpu.splice.ptx_walk import line_of, names_inside, statements
 
+_KINDS = frozenset({AttachKind.ENTRY, AttachKind.EXIT, AttachKind.INSTRUCTION})
 MINIMUM_TARGET = 70  # independent thread scheduling, which every probe relies on
 # Parameter bytes that a kernel can have (PTX ISA 9.0, section 11.2.1; measured with ptxas 13.0).
 _LARGE_PARAMETERS = (8, 1)
@@ -44,6 +53,8 @@ class _Twin:
     setting: Setting
     entry: tuple[DeviceCode, ...]
     exit: tuple[DeviceCode, ...]
+    instruction: tuple[tuple[DeviceCode, InstructionSites], ...]
+    stubs: tuple[Instruction, ...]  # calls of bpftime's trace stub: where entry probes go instead
 
 
 def splice_ptx(
@@ -85,10 +96,16 @@ def _spliced(
         parameters=len(twin.kernel.parameters),
         globals=tuple(each.name for each in placement.aliased),
         globals_table=twin.names.globals if placement.aliased else "",
-        entry_sites=1 if twin.entry else 0,
+        entry_sites=len(twin.stubs) or 1 if twin.entry else 0,
         exit_sites=len(sites.exits) + (sites.end is not None) if twin.exit else 0,
-        uncovered=sites.uncovered if twin.exit else (),
+        instruction_sites=sum(len(each.instructions) for _, each in twin.instruction),
+        uncovered=_uncovered(twin, sites),
     )
+
+
+def _uncovered(twin: _Twin, sites: Sites) -> tuple[str, ...]:
+    inside = (text for _, each in twin.instruction for text in each.uncovered)
+    return (*(sites.uncovered if twin.exit else ()), *dict.fromkeys(inside))
 
 
 def _prepared(
@@ -118,6 +135,12 @@ def _prepared(
         setting=Setting(kernel, layout, names),
         entry=tuple(each for each in probes if each.kind is AttachKind.ENTRY),
         exit=tuple(each for each in probes if each.kind is AttachKind.EXIT),
+        instruction=tuple(
+            (each, find_instructions(kernel, found.bodies, each.detail))
+            for each in probes
+            if each.kind is AttachKind.INSTRUCTION
+        ),
+        stubs=stub_calls(kernel),
     )
     _check_kernel(twin)
     return twin
@@ -126,7 +149,7 @@ def _prepared(
 def _check_probe(code: DeviceCode) -> None:
     if code.target is not Target.PTX:
         raise InternalError(f"probe {code.program} is compiled for {code.target.value}")
-    if code.kind not in (AttachKind.ENTRY, AttachKind.EXIT):
+    if code.kind not in _KINDS:
         raise UnsupportedError(f"probe {code.program}: {code.kind.value} probes in PTX")
     if code.kind is AttachKind.EXIT and code.level is Level.BLOCK:
         raise UnsupportedError(
@@ -144,7 +167,15 @@ def _check_kernel(twin: _Twin) -> None:
                     f"an exit probe on {kernel.name}: {function.name} ends the thread at line "
                     f"{line_of(twin.module, leaving.span.start)}"
                 )
-    used = parameters_used((*twin.entry, *twin.exit), kernel)
+    if twin.entry:
+        for function in twin.found.bodies:
+            if function is not kernel and (calls := stub_calls(function)):
+                raise UnsupportedError(
+                    f"an entry probe on {kernel.name}: {function.name} calls {TRACE_STUB} at line "
+                    f"{line_of(twin.module, calls[0].span.start)}, outside the kernel itself"
+                )
+    inside = tuple(code for code, _ in twin.instruction)
+    used = parameters_used((*twin.entry, *twin.exit, *inside), kernel)
     if kernel.body is not None and (again := sorted(used & names_inside(kernel.body))):
         raise UnsupportedError(f"{kernel.name} declares its parameter {again[0]} again")
     if percent := sorted(each for each in used if each.startswith("%")):
@@ -173,16 +204,38 @@ def _kernel_edits(twin: _Twin, sites: Sites) -> list[Edit]:
         if each.name == twin.kernel.name  # a declaration before the kernel must agree with it
     ]
     entry = [_scope(resolve(each, twin.setting)) for each in twin.entry]
+    if twin.entry and twin.stubs:
+        for number, call in enumerate(twin.stubs):
+            probe, end = "".join(entry), call.span.end
+            edits.append(Edit(call.span.start, end, _guarded(twin, call, probe, "", f"c{number}")))
+        entry = []
     # Saved after the entry probes: what they cost is not the kernel's time.
     entry += _saved_start(twin)
     if entry:
         edits.append(Edit(sites.entry, sites.entry, "".join(entry)))
+    edits += _instruction_edits(twin)
     if twin.exit:
         probe = "".join(_scope(resolve(each, twin.setting)) for each in twin.exit)
         for number, instruction in enumerate(sites.exits):
             edits.append(_exit(twin, instruction, probe, number))
         if sites.end is not None:
             edits.append(Edit(sites.end, sites.end, f"{probe}ret;\n"))
+    return edits
+
+
+def _instruction_edits(twin: _Twin) -> list[Edit]:
+    """Probes before the instructions that they are for, only for threads that execute these."""
+    probes: dict[int, list[str]] = defaultdict(list)
+    at: dict[int, Instruction] = {}
+    for code, found in twin.instruction:
+        for each in found.instructions:
+            setting = replace(twin.setting, line=line_bytes(twin.module, each))
+            probes[each.span.start].append(_scope(resolve(code, setting)))
+            at[each.span.start] = each
+    edits: list[Edit] = []
+    for number, (start, texts) in enumerate(sorted(probes.items())):
+        probe = "".join(texts)
+        edits.append(Edit(start, start, _guarded(twin, at[start], probe, "", f"i{number}")))
     return edits
 
 
@@ -217,13 +270,18 @@ def _exit(twin: _Twin, instruction: Instruction, probe: str, number: int) -> Edi
     start, end = instruction.span.start, instruction.span.end
     if instruction.guard is None:
         return Edit(start, start, probe)
-    stay = twin.names.stay(number)
-    inverse = "" if instruction.guard_negated else "!"
     return Edit(
-        start,
-        end,
-        f"@{inverse}{instruction.guard} bra {stay};\n{probe}{instruction.opcode};\n{stay}:\n",
+        start, end, _guarded(twin, instruction, probe, f"{instruction.opcode};\n", str(number))
     )
+
+
+def _guarded(twin: _Twin, instruction: Instruction, probe: str, then: str, place: str) -> str:
+    """``probe`` and ``then`` for the threads that execute ``instruction``."""
+    if instruction.guard is None:
+        return f"{probe}{then}"
+    stay = twin.names.stay(place)
+    inverse = "" if instruction.guard_negated else "!"
+    return f"@{inverse}{instruction.guard} bra {stay};\n{probe}{then}{stay}:\n"
 
 
 def _without_lines(function: Function) -> list[Edit]:

@@ -41,9 +41,9 @@ class AddedNames:
         """The ``number``-th address register of one rewritten instruction."""
         return f"{self.prefix}address_{number}"
 
-    def stay(self, number: int) -> str:
-        """The label after the ``number``-th exit, for threads that do not leave there."""
-        return f"{self.prefix}stay_{number}"
+    def stay(self, place: str) -> str:
+        """The label after a guarded site, for threads that do not take part there."""
+        return f"{self.prefix}stay_{place}"
 
 
 def added_names(text: str) -> AddedNames:

@@ -40,6 +40,7 @@ class Setting:
     kernel: Function
     layout: ArenaLayout
     names: AddedNames
+    line: bytes = b""  # the text of the instruction at an instruction probe's site
 
 
 def resolve(code: DeviceCode, setting: Setting) -> str:
@@ -126,6 +127,9 @@ def _value(
             return str(parameter_bytes(setting.kernel.parameters))
         case RelocKind.SM_SLOTS:
             return str(setting.layout.sm_slots)
+        case RelocKind.LINE:
+            word = setting.line[relocation.index : relocation.index + _WORD]
+            return f"0x{int.from_bytes(word, 'little'):x}"
         case RelocKind.MAP:
             return str(_place(code, relocation, setting.layout).offset)
         case RelocKind.MAP_STRIDE:

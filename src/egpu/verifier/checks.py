@@ -6,7 +6,15 @@ import enum
 from collections.abc import Iterable
 
 from egpu.bpf import isa
-from egpu.bpf.context import FIELDS, PT_REGS_SIZE, Field, Source, field_at
+from egpu.bpf.context import (
+    FIELDS,
+    LINE_FIELDS,
+    LINE_SIZE,
+    PT_REGS_SIZE,
+    Field,
+    Source,
+    field_at,
+)
 from egpu.verifier.report import Refusal, describe
 from egpu.verifier.scalar import Scalar
 from egpu.verifier.setting import Setting, alignment
@@ -142,9 +150,11 @@ def context_field(setting: Setting, pointer: Pointer, size: int) -> Field:
     if pointer.variable is not None:
         raise Refusal("P2", "context fields are read at constant offsets only")
     place = pointer.offset
-    found = field_at(place, size)
+    found = field_at(place, size, setting.fields)
     if found is None:
         what = f"no context field holds {size} bytes at offset {place}"
+        if setting.fields is LINE_FIELDS:
+            raise Refusal("P2", what, hint=f"the instruction's text has bytes 0 to {LINE_SIZE - 1}")
         if 0 <= place < PT_REGS_SIZE:
             what = f"{_PT_REGS[place // 8]} of pt_regs (offset {place}) has no meaning in a kernel"
             if field_at(place // 8 * 8, 8) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from egpu.bpf.context import Field, fields_of
 from egpu.bpf.program import AttachKind, MapSpec, Program
 from egpu.verifier.report import Refusal
 from egpu.verifier.scalar import Scalar
@@ -50,6 +51,11 @@ class Setting:
         return self.strict and any(
             point.kind is not AttachKind.EXECUTOR for point in self.program.attach
         )
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of the program's context."""
+        return fields_of(self.program.attach)
 
     def map(self, index: int) -> MapSpec:
         if not 0 <= index < len(self.program.maps):

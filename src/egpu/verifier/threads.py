@@ -182,7 +182,7 @@ class _Flow:
             return None
         offset, size = operand.offset + step.off, step.width // 8
         if operand.regions == {Region.CONTEXT}:
-            found = field_at(offset, size)
+            found = field_at(offset, size, self.setting.fields)
             if found is not None and found.name in linear.NAMES and found.size == size:
                 return linear.field(found.name)
         if operand.regions == {Region.STACK} and operand.frame == 0:

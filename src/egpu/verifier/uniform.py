@@ -287,7 +287,7 @@ class _Flow:
     def _field(self, step: Step, operand: Operand, size: int | None) -> Field | None:
         if operand.offset is None or size is None:
             return None
-        return field_at(operand.offset + step.off, size)
+        return field_at(operand.offset + step.off, size, self.setting.fields)
 
     def _same(self, row: Field | Helper) -> bool:
         return row.uniform if self.scope is Scope.WARP else row.launch

@@ -23,7 +23,7 @@ from codegen_programs import (
 
 from egpu.bpf.context import FIELDS
 from egpu.bpf.helpers import HELPERS
-from egpu.bpf.program import AttachKind, AttachPoint, Level
+from egpu.bpf.program import MEMORY_CAPTURE, AttachKind, AttachPoint, Level
 from egpu.codegen import (
     Launch,
     Relocation,
@@ -34,7 +34,7 @@ from egpu.codegen import (
     run_host,
 )
 from egpu.codegen.calls import helper_bodies
-from egpu.errors import InputError, UnsupportedError
+from egpu.errors import InputError, UnsupportedError, VerifierError
 
 ONE = replace(ARRAY, max_entries=1)  # what map_index_value reaches directly
 OFFSETS = {row.name: row.offset for row in FIELDS}
@@ -263,8 +263,8 @@ def test_where_a_program_does_not_belong():
         compile_probe(probe("mov %r0, 0\nexit", points=()), point=entry())
     with pytest.raises(UnsupportedError, match="target host"):
         compile_probe(probe("mov %r0, 0\nexit"), point=entry(), target=Target.HOST)
-    point = AttachPoint(AttachKind.INSTRUCTION, "*", detail="load")
-    with pytest.raises(UnsupportedError, match="insn probes"):
+    point = AttachPoint(AttachKind.LAUNCH, "*")
+    with pytest.raises(UnsupportedError, match="launch probes"):
         code_of("mov %r0, 0\nexit", point=point)
 
 
@@ -272,3 +272,14 @@ def test_executor_has_no_maps():
     text = "lddw %r1, map_index_value 0\nldxdw %r0, [%r1]\nexit"
     with pytest.raises(UnsupportedError, match="__egpu_launch_0"):
         compile_executor_ptx(executable(text, ONE))
+
+
+def test_memory_capture_reads_the_text_of_its_instruction():
+    point = AttachPoint(AttachKind.INSTRUCTION, "*", detail=MEMORY_CAPTURE)
+    text = "ldxdw %r0, [%r1+8]\nldxb %r2, [%r1+511]\nadd %r0, %r2\nexit"
+    made = compile_probe(probe(text, points=(point,)), point=point)
+    lines = {each.index for each in made.relocations if each.kind is RelocKind.LINE}
+    assert lines <= {8, 504}
+    assert made.detail == MEMORY_CAPTURE
+    with pytest.raises(VerifierError, match="no context field holds 4 bytes at offset 512"):
+        probe("ldxw %r0, [%r1+512]\nexit", points=(point,))

@@ -291,7 +291,7 @@ def test_a_missing_kernel_is_named_with_those_there_are():
 @pytest.mark.parametrize(
     ("probe", "error", "says"),
     [
-        (code("A;", kind=AttachKind.INSTRUCTION), UnsupportedError, "insn probes"),
+        (code("A;", kind=AttachKind.LAUNCH), UnsupportedError, "launch probes"),
         (code("A;", kind=EXIT, level=Level.BLOCK), UnsupportedError, "exit probe per block"),
         (replace(MARK, target=Target.HOST), InternalError, "compiled for host"),
         (code(COUNT, COUNT_RELOCATIONS[0]), InternalError, "undeclared symbol __egpu_map_0"),
