@@ -1,12 +1,17 @@
 """Hash maps and per-thread maps of a real workload on the simulated device, read by the session."""
 
+import importlib.util
 import json
 import sys
 
+import pytest
 from test_runtime_cli import ROOT, egpu, pytestmark, workload
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 from map_totals import wrong_per_thread, wrong_totals
+
+from egpu.bpf import isa
+from egpu.bpf.object import read_object
 
 __all__ = ["pytestmark"]
 
@@ -18,6 +23,31 @@ def test_totals_are_exact():
     totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
     threads = sum(row["threads"] for row in totals["kernels"].values())
     assert wrong_totals(report["maps"], threads) == []
+
+
+def test_totals_of_an_object_for_the_first_processor(tmp_path):
+    """-mcpu=v1 has no 32-bit arithmetic and no 32-bit jumps."""
+    if importlib.util.find_spec("ziglang") is None:
+        pytest.skip("ziglang is not installed, so no C is compiled")
+    spec = importlib.util.spec_from_file_location(
+        "objects_build", ROOT / "tests" / "unit" / "objects" / "build.py"
+    )
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    program = tmp_path / "hashes.bpf.o"
+    source = ROOT / "tests" / "gpu" / "probes" / "hashes.bpf.c"
+    build.compile_object(source, program, cpu="v1")
+    classes = {insn.opcode & 7 for each in read(program).programs for insn in each.code}
+    assert not classes & {isa.Class.ALU, isa.Class.JMP32}
+    done = egpu("run", program, "--sim", "--json", "--", *workload(launches=1))
+    assert done.returncode == 0, done.stderr
+    totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
+    threads = sum(row["threads"] for row in totals["kernels"].values())
+    assert wrong_totals(report["maps"], threads) == []
+
+
+def read(path):
+    return read_object(path.read_bytes(), path.name)
 
 
 def test_text_shows_entries_and_refusals():

@@ -170,11 +170,6 @@ def test_short_data_is_refused():
         spec.btf.decode(spec.value_type, bytes(71))
 
 
-def test_core_is_refused_with_its_line():
-    with pytest.raises(UnsupportedError, match=r"CO-RE .*field offset of task.*core.bpf.c:12"):
-        load("core")
-
-
 def test_externs_are_refused_by_name():
     with pytest.raises(UnsupportedError, match="external symbol 'CONFIG_HZ'"):
         load("externs")

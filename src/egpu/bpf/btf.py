@@ -9,6 +9,7 @@ import enum
 import struct
 from dataclasses import dataclass
 
+from egpu.bpf.arith import signed
 from egpu.bpf.btf_values import decode_value
 from egpu.errors import InputError
 
@@ -69,10 +70,10 @@ _TRAILER: dict[BtfKind, tuple[int, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class BtfMember:
-    """A member of a struct or union, or a variable of a section.
+    """A member of a struct or union, a variable of a section, an enumerator, or a parameter.
 
-    ``offset`` is in bits (bytes in a section); ``bits`` is a bit-field's width, 0 otherwise;
-    ``size`` is a section variable's bytes.
+    ``offset`` is in bits (bytes in a section, an enumerator's value); ``bits`` is a bit-field's
+    width, 0 otherwise; ``size`` is a section variable's bytes.
     """
 
     name: str
@@ -251,7 +252,31 @@ def _with_trailer(row: BtfType, words: tuple[int, ...], strings: bytes, place: s
                 BtfMember("", words[at], words[at + 1], size=words[at + 2])
                 for at in range(0, len(words), 3)
             )
+        case BtfKind.FUNC_PROTO:
+            members = tuple(
+                BtfMember(_string(strings, words[at], place), words[at + 1], 0)
+                for at in range(0, len(words), 2)
+            )
+        case BtfKind.ENUM | BtfKind.ENUM64:
+            members = _enumerators(row, words, strings, place)
     return BtfType(row.id, row.kind, row.name, row.size, target, row.flag, encoding, count, members)
+
+
+def _enumerators(
+    row: BtfType, words: tuple[int, ...], strings: bytes, place: str
+) -> tuple[BtfMember, ...]:
+    """Names and values; negative ones where the type is signed."""
+    wide = row.kind is BtfKind.ENUM64
+    step, bits = (3, 64) if wide else (2, 32)
+    found = []
+    for at in range(0, len(words), step):
+        value = words[at + 1] | (words[at + 2] << 32 if wide else 0)
+        found.append(
+            BtfMember(
+                _string(strings, words[at], place), 0, signed(value, bits) if row.flag else value
+            )
+        )
+    return tuple(found)
 
 
 def _string(strings: bytes, offset: int, place: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +19,31 @@ _LINE = struct.Struct("<IIII")  # instruction offset, file name, text, line << 1
 _CORE = struct.Struct("<IIII")  # instruction offset, type, access string, kind
 _MAX_RECORDS = 1 << 20
 
-# enum bpf_core_relo_kind, in words
-CORE_KINDS = (
+
+class CoreKind(enum.IntEnum):
+    """What a CO-RE relocation asks (enum bpf_core_relo_kind)."""
+
+    FIELD_BYTE_OFFSET = 0
+    FIELD_BYTE_SIZE = 1
+    FIELD_EXISTS = 2
+    FIELD_SIGNED = 3
+    FIELD_LSHIFT_U64 = 4
+    FIELD_RSHIFT_U64 = 5
+    TYPE_ID_LOCAL = 6
+    TYPE_ID_TARGET = 7
+    TYPE_EXISTS = 8
+    TYPE_SIZE = 9
+    ENUMVAL_EXISTS = 10
+    ENUMVAL_VALUE = 11
+    TYPE_MATCHES = 12
+
+    @property
+    def words(self) -> str:
+        """For messages."""
+        return _CORE_WORDS[self]
+
+
+_CORE_WORDS = (
     "field offset", "field size", "field exists", "field signedness", "field shift left",
     "field shift right", "local type id", "target type id", "type exists", "type size",
     "enum value exists", "enum value", "type matches",
@@ -39,12 +63,16 @@ class LineInfo:
 
 @dataclass(frozen=True, slots=True)
 class CoreRelocation:
-    """A CO-RE relocation of the instruction at byte ``offset`` of ``section``."""
+    """A CO-RE relocation of the instruction at byte ``offset`` of ``section``.
+
+    ``type`` is an id in the object's BTF, ``access`` says what of that type is meant.
+    """
 
     section: str
     offset: int
-    type: str
-    kind: str
+    type: int
+    access: str
+    kind: CoreKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +104,9 @@ def parse_btf_ext(data: bytes, btf: Btf, where: str) -> BtfExt:
             LineInfo(offset, btf.string(file), place >> 10, place & 0x3FF, btf.string(text).strip())
         )
     core = tuple(
-        CoreRelocation(section, row[0], btf.type_at(row[1]).name, _core_kind(row[3]))
+        CoreRelocation(
+            section, row[0], btf.type_at(row[1]).id, btf.string(row[2]), _core_kind(row[3], where)
+        )
         for section, row in _records(data, size, parts[4:6], _CORE, btf=btf, where=f"{where} CO-RE")
     )
     ordered = {
@@ -85,8 +115,10 @@ def parse_btf_ext(data: bytes, btf: Btf, where: str) -> BtfExt:
     return BtfExt(ordered, core)
 
 
-def _core_kind(number: int) -> str:
-    return CORE_KINDS[number] if number < len(CORE_KINDS) else f"kind {number}"
+def _core_kind(number: int, where: str) -> CoreKind:
+    if number >= len(CoreKind):
+        raise InputError(f"CO-RE relocation of unknown kind {number}", where=where)
+    return CoreKind(number)
 
 
 def _records(

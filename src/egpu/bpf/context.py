@@ -15,6 +15,11 @@ from dataclasses import dataclass
 from egpu.bpf.program import MEMORY_CAPTURE, AttachPoint
 
 CONTEXT_VERSION = 1
+# struct pt_regs of x86-64 (Linux arch/x86/include/uapi/asm/ptrace.h), 8 bytes each.
+PT_REGS = (
+    "r15", "r14", "r13", "r12", "bp", "bx", "r11", "r10", "r9", "r8", "ax", "cx", "dx", "si", "di",
+    "orig_ax", "ip", "cs", "flags", "sp", "ss",
+)  # fmt: skip
 PARAM_WINDOW = 4096  # bytes of kernel parameters reachable through param[]
 
 

@@ -9,17 +9,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from egpu.bpf.context import CONTEXT_SIZE, FIELDS, PT_REGS_SIZE, Field, Source
+from egpu.bpf.context import CONTEXT_SIZE, FIELDS, PT_REGS, PT_REGS_SIZE, Field, Source
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.interp_helpers import BPF_EXIST, BPF_NOEXIST
 from egpu.bpf.maptypes import MapType, traits
 from egpu.bpf.object_maps import BPF_F_RDONLY_PROG
 
-# struct pt_regs of x86-64 (Linux arch/x86/include/uapi/asm/ptrace.h), 8 bytes each.
-_PT_REGS = (
-    "r15", "r14", "r13", "r12", "bp", "bx", "r11", "r10", "r9", "r8", "ax", "cx", "dx", "si", "di",
-    "orig_ax", "ip", "cs", "flags", "sp", "ss",
-)  # fmt: skip
 _PARAMETERS = 6  # that System V passes in registers
 
 _HEAD = """\
@@ -158,7 +153,7 @@ def _registers() -> str:
         " */",
         "#ifndef __VMLINUX_H__",
         "struct pt_regs {",
-        *(f"    unsigned long {name};" for name in _PT_REGS),
+        *(f"    unsigned long {name};" for name in PT_REGS),
         "};",
         "#endif",
         f'_Static_assert(sizeof(struct pt_regs) == {PT_REGS_SIZE}, "struct pt_regs");',
@@ -166,7 +161,7 @@ def _registers() -> str:
     passed = []
     for number in range(1, _PARAMETERS + 1):
         (field,) = (row for row in FIELDS if row.name == f"parm{number}")
-        register = _PT_REGS[field.offset // 8]
+        register = PT_REGS[field.offset // 8]
         value = f"((__u64)((const struct pt_regs *)(ctx))->{register})"
         lines.append(f"#define PT_REGS_PARM{number}(ctx) {value}")
         passed.append(

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from egpu.bpf.btf import Btf
 from egpu.bpf.btf_ext import BtfExt, parse_btf_ext
+from egpu.bpf.core_relocate import relocate
+from egpu.bpf.core_target import Provider
 from egpu.bpf.elf import Elf, Section, read_elf
 from egpu.bpf.link import CodeFunction, Linker
 from egpu.bpf.object_maps import read_maps
 from egpu.bpf.program import MapSpec, Object, Program
 from egpu.bpf.sections import parse_section
-from egpu.errors import InputError, UnsupportedError
+from egpu.errors import InputError
 
 _SUBPROGRAMS = ".text"  # libbpf: functions of this section are never programs
 MAX_BTF = 16 << 20  # bytes
 
 
-def read_object(data: bytes, name: str) -> Object:
+def read_object(data: bytes, name: str, *, kernel: Provider | None = None) -> Object:
     """Read an object: every global function outside ``.text`` is a program.
 
     Programs hold, after their main function, the functions they reach, in the order of first use.
     ``name`` (a path) is for messages and becomes the object's name.
     Raises InputError, with section and offset, for anything malformed; UnsupportedError for what is
-    well formed and egpu does not have: CO-RE relocations, extern symbols, maps in maps, ….
+    well formed and egpu does not have: extern symbols, ….  ``kernel`` gives the types that CO-RE
+    relocations are about; without it those that need a kernel's are refused.
     """
     elf = read_elf(data, name)
     btf = _read_btf(elf)
     ext = _read_btf_ext(elf, btf)
-    _refuse_core(elf, ext)
+    missing: tuple[str, ...] = ()
+    if btf is not None and ext.core:
+        fitted = relocate(elf, btf, ext.core, ext.lines, kernel)
+        elf, missing = fitted.elf, fitted.missing
     maps = read_maps(elf, btf)
     linker = Linker(elf, maps, ext.lines)
     license = _license(elf)
@@ -39,7 +47,8 @@ def read_object(data: bytes, name: str) -> Object:
             raise InputError(
                 f"two programs are called {function.name!r}", where=_where(elf, section)
             )
-        programs[function.name] = _program(elf, linker, function, maps.specs, license)
+        program = _program(elf, linker, function, maps.specs, license)
+        programs[function.name] = replace(program, missing=missing)
     _check_static(elf, linker)
     return Object(name, tuple(programs.values()), maps.specs, license, btf)
 
@@ -97,21 +106,6 @@ def _read_btf_ext(elf: Elf, btf: Btf | None) -> BtfExt:
     if len(section.data) > MAX_BTF:
         raise InputError(f"{len(section.data)} bytes, limit {MAX_BTF}", where=_where(elf, section))
     return parse_btf_ext(bytes(section.data), btf, _where(elf, section))
-
-
-def _refuse_core(elf: Elf, ext: BtfExt) -> None:
-    """CO-RE relocations need the BTF of the running kernel."""
-    if not ext.core:
-        return
-    first = ext.core[0]
-    lines = [line for line in ext.lines.get(first.section, ()) if line.offset <= first.offset]
-    place = f"{elf.name}: section {first.section}, offset {first.offset}"
-    if lines:
-        place += f" ({lines[-1].file}:{lines[-1].line})"
-    raise UnsupportedError(
-        f"CO-RE relocation ({first.kind} of {first.type or 'an anonymous type'}) at {place}",
-        needs="types without preserve_access_index; egpu.bpf.h has none",
-    )
 
 
 def _license(elf: Elf) -> str:

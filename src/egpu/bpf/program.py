@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from egpu.bpf.maptypes import MapType
 
 
+# Beyond all helpers: calls that a program must not reach.
+MISSING_HELPER = 0x0BAD0000
+
+
 @dataclass(frozen=True, slots=True)
 class Insn:
     """One 8-byte slot (RFC 9669 section 3).
@@ -131,7 +135,8 @@ class Program:
     """An eBPF program, complete: its main function at slot 0, then every sub-program it reaches.
 
     Map references in ``code`` are LD_IMM64 with MAP_INDEX or MAP_INDEX_VALUE into ``maps``; local
-    calls (src 1) hold pc-relative slot distances.
+    calls (src 1) hold pc-relative slot distances.  A call of helper ``MISSING_HELPER + i`` stands
+    where the program needs what ``missing[i]`` says is not there.
     """
 
     name: str
@@ -142,6 +147,7 @@ class Program:
     attach: tuple[AttachPoint, ...] = ()
     lines: tuple[SourceLine, ...] = ()
     license: str = ""
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from egpu.cli.output import hex_bytes, json_option, read_file
+from egpu.cli.output import hex_bytes, json_option, load_object, read_file
 from egpu.errors import InputError
 
 if TYPE_CHECKING:
@@ -95,9 +95,7 @@ def _raw_bytes(text: str) -> bytes:
 
 
 def _of_object(path: Path, name: str | None) -> Program:
-    from egpu.bpf.object import read_object  # noqa: PLC0415
-
-    programs = read_object(read_file(path), str(path)).by_name()
+    programs = load_object(path).by_name()
     if not programs:
         raise InputError("no program in it", where=str(path))
     if name is None:

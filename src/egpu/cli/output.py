@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import click
 from egpu.errors import InputError
 
 if TYPE_CHECKING:
+    from egpu.bpf.core_target import CoreTarget
+    from egpu.bpf.program import Object
     from egpu.report import Report
 
 json_option = click.option(
@@ -26,6 +29,12 @@ cost_limit_option = click.option(
     default=100_000,
     show_default=True,
     help="Most instructions that a program may add to one thread.",
+)
+btf_option = click.option(
+    "--btf",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The kernel's types for CO-RE relocations: BTF or vmlinux. Default: the running kernel's.",
 )
 output_option = click.option(
     "-o",
@@ -41,6 +50,23 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", where=str(path)) from error
+
+
+def load_object(path: Path, *, name: str = "", btf: Path | None = None) -> Object:
+    """Read the object file, its CO-RE relocations solved by the types of ``btf``, or without it
+    by the running kernel's.
+
+    ``name`` is for messages, else the path is.  Raises InputError, UnsupportedError.
+    """
+    from egpu.bpf.object import read_object  # noqa: PLC0415
+
+    @functools.cache
+    def kernel() -> CoreTarget:
+        from egpu.session.kernel_types import kernel_types  # noqa: PLC0415
+
+        return kernel_types(btf)()
+
+    return read_object(read_file(path), name or str(path), kernel=kernel)
 
 
 @contextmanager

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from egpu.cli.output import (
+    btf_option,
     cost_limit_option,
     destination,
     json_option,
+    load_object,
     output_option,
-    read_file,
     write_report,
 )
 from egpu.cli.seconds import Seconds
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     help="kernellat: measure 1 of N blocks, which costs less; launches are then not measured.",
 )
 @cost_limit_option
+@btf_option
 @click.option("--no-follow", is_flag=True, help="Probe only COMMAND itself, not its children.")
 @click.option(
     "--interval",
@@ -87,6 +89,7 @@ def command(
     hash_maps: bool,
     every: int | None,
     cost_limit: int,
+    btf: Path | None,
     no_follow: bool,
     interval: float,
 ) -> int:
@@ -100,7 +103,7 @@ def command(
     """
     if not workload:
         raise click.UsageError("no command to run: put it behind --")
-    tool, loaded = choose(program)
+    tool, loaded = choose(program, btf)
     if every is not None:
         loaded = sampled(tool, loaded, every)
     from egpu.session import Options  # noqa: PLC0415
@@ -132,26 +135,26 @@ def sampled(tool: ToolEntry | None, loaded: Object, every: int) -> Object:
     return with_constants(loaded, {"every": every})
 
 
-def choose(program: str) -> tuple[ToolEntry | None, Object]:
+def choose(program: str, btf: Path | None = None) -> tuple[ToolEntry | None, Object]:
     """The tool that is meant, or None, and the programs to attach.
 
-    A name without a slash is a tool first; InputError (usage) if it is neither tool nor file.
+    A name without a slash is a tool first; ``btf`` is for the CO-RE relocations of an object.
+    InputError (usage) if it is neither tool nor file.
     """
-    from egpu.bpf.object import read_object  # noqa: PLC0415
-    from egpu.tools.registry import TOOLS, find_tool, load_object  # noqa: PLC0415
+    from egpu.tools import registry  # noqa: PLC0415
 
-    entry = find_tool(program)
+    entry = registry.find_tool(program)
     if entry is not None:
-        return entry, load_object(entry)
+        return entry, registry.load_object(entry)
     path = Path(program)
     if not path.exists():
-        names = ", ".join(row.name for row in TOOLS)
+        names = ", ".join(row.name for row in registry.TOOLS)
         raise InputError(
             f"{program} is neither a tool nor an object file",
             hint=f"the tools are {names}",
             usage=True,
         )
-    return None, read_object(read_file(path), path.name)
+    return None, load_object(path, name=path.name, btf=btf)
 
 
 def run_tool(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from egpu.cli.output import cost_limit_option, json_option, read_file
+from egpu.cli.output import btf_option, cost_limit_option, json_option, load_object
 from egpu.errors import InputError, VerifierError
 
 if TYPE_CHECKING:
@@ -35,15 +35,22 @@ class Verdict:
 @click.option("--cost", is_flag=True, help="Show the worst case per thread and per warp.")
 @cost_limit_option
 @click.option("--path", is_flag=True, help="Show the way that leads to each refusal.")
+@btf_option
 @json_option
-def command(*, object_file: Path, cost: bool, cost_limit: int, path: bool, as_json: bool) -> int:
+def command(
+    *,
+    object_file: Path,
+    cost: bool,
+    cost_limit: int,
+    path: bool,
+    btf: Path | None,
+    as_json: bool,
+) -> int:
     """Check the programs of an object file.
 
     The exit code is 0 if all may be attached to kernels, 1 if one is refused.
     """
-    from egpu.bpf.object import read_object  # noqa: PLC0415
-
-    programs = read_object(read_file(object_file), str(object_file)).programs
+    programs = load_object(object_file, btf=btf).programs
     if not programs:
         raise InputError("no program in it", where=str(object_file))
     verdicts = [_verdict(program, cost_limit) for program in programs]

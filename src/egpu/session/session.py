@@ -32,6 +32,7 @@ from egpu.session.arenas import Arenas, Maps
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
 from egpu.session.cache import TwinCache, cache_limit, default_directory
+from egpu.session.kernel_types import kernel_types
 from egpu.session.objects import Collection, combine
 from egpu.session.twins import TwinBuilder, TwinReport
 from egpu.sim import SimulatedDevice, private_folder
@@ -347,6 +348,6 @@ def _object(item: Object | str | Path) -> Object:
         return item
     path = Path(item)
     try:
-        return read_object(path.read_bytes(), path.name)
+        return read_object(path.read_bytes(), path.name, kernel=kernel_types())
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error

@@ -7,7 +7,7 @@ from typing import assert_never
 from egpu.bpf.helpers import HELPERS, Arg, Helper, Ret
 from egpu.bpf.isa import CallSrc
 from egpu.bpf.maptypes import MapType, traits
-from egpu.bpf.program import MapSpec
+from egpu.bpf.program import MISSING_HELPER, MapSpec
 from egpu.verifier import checks, cost
 from egpu.verifier.checks import Access
 from egpu.verifier.memory import clobber_stack, overwrite_somewhere, touch_stack
@@ -32,6 +32,7 @@ _REFUSED: dict[int, str] = {
 }  # fmt: skip
 
 
+_CORE_HINT = "test for it first: bpf_core_field_exists() and its like"
 _KEY_SIZE = 4  # of arrays
 _LARGEST_KEY = 256  # of tables
 _LARGEST_VALUE = 1 << 29  # as for pointer offsets
@@ -50,6 +51,9 @@ DIRECT_VALUES = frozenset(
 def find_helper(setting: Setting, number: int) -> Helper:
     """The row of a helper that this program may call. Raises Refusal."""
     helper = HELPERS.get(number)
+    missing = setting.program.missing
+    if 0 <= number - MISSING_HELPER < len(missing):
+        raise Refusal("P2", missing[number - MISSING_HELPER], hint=_CORE_HINT)
     if helper is None:
         known = _REFUSED.get(number)
         what = f"helper {number}" + (f", {known}" if known else " does not exist")
