@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from egpu.bpf.program import Insn, PseudoSrc
 
@@ -133,6 +134,8 @@ ARITHMETIC = tuple(op for op in AluOp if op not in (AluOp.NEG, AluOp.END))
 
 class Kind(enum.Enum):
     """What an instruction is, for whoever dispatches on it."""
+
+    __hash__ = object.__hash__  # members are single; Enum's own is written in Python and slow
 
     ALU = "arithmetic"
     BYTE_ORDER = "byte order"
@@ -296,12 +299,50 @@ def refused(insn: Insn) -> str | None:
     return None
 
 
+class Plain(NamedTuple):
+    """Fields with which an instruction of some opcode is surely well formed: registers from 0 to
+    ``dst`` and ``src``, the given values (None: any)."""
+
+    dst: int
+    src: int
+    off: frozenset[int] | None
+    imm: frozenset[int] | None
+
+
+_HIGHEST = {Use.ZERO: 0, Use.READ: FRAME_POINTER, Use.WRITE: FRAME_POINTER - 1}
+_VALUES = {Use.ZERO: _set(0), Use.ANY: None}
+# Kinds whose forms say all there is to check.
+_PLAIN_KINDS = frozenset(Kind) - {Kind.ATOMIC, Kind.CALL, Kind.LOAD_IMM64}
+
+
+def _plain(form: Form) -> Plain:
+    dst, src, off, imm = (
+        rule if isinstance(rule, frozenset) else rules[rule]
+        for rule, rules in (
+            (form.dst, _HIGHEST),
+            (form.src, _HIGHEST),
+            (form.off, _VALUES),
+            (form.imm, _VALUES),
+        )
+    )
+    assert isinstance(dst, int), "registers are not listed in plain forms"
+    assert isinstance(src, int), "registers are not listed in plain forms"
+    assert not isinstance(off, int), "offsets are sets"
+    assert not isinstance(imm, int), "immediates are sets"
+    return Plain(dst, src, off, imm)
+
+
+PLAIN: dict[int, Plain] = {
+    form.opcode: _plain(form) for form in FORMS.values() if form.kind in _PLAIN_KINDS
+}
+
+
 def check_fields(insn: Insn, following: Insn | None) -> str | None:
     """Why ``insn`` is malformed, None if it is well formed.
 
     ``following`` is the next slot (None at the end), looked at for LD_IMM64.  Checks the opcode,
     every reserved field, register numbers, writes to the frame pointer and both slots of LD_IMM64;
-    jump targets are a matter of the whole program.
+    jump targets are a matter of the whole program.  (``PLAIN`` answers faster, where it does.)
     """
     feature = refused(insn)
     if feature is not None:

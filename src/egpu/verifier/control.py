@@ -59,11 +59,9 @@ class Graph:
 
 def analyse(structure: Structure) -> Graph:
     """The graph of ``structure``."""
-    runs = [run for f in range(len(structure.functions)) for run in _runs(structure, f)]
+    runs = _runs(structure)
     block_of = {step.pc: index for index, run in enumerate(runs) for step in run}
-    successors = [
-        tuple(dict.fromkeys(block_of[pc] for pc in structure.successors(run[-1]))) for run in runs
-    ]
+    successors = [_successors(run[-1], block_of) for run in runs]
     predecessors: list[list[int]] = [[] for _ in runs]
     for index, targets in enumerate(successors):
         for target in targets:
@@ -81,17 +79,38 @@ def analyse(structure: Structure) -> Graph:
     return Graph(blocks, block_of, _meets(blocks))
 
 
-_ENDS = frozenset({Kind.JUMP, Kind.JUMP_ALWAYS, Kind.EXIT})
+_JUMP, _JUMP_ALWAYS, _EXIT = Kind.JUMP, Kind.JUMP_ALWAYS, Kind.EXIT
+_ENDS = frozenset({_JUMP, _JUMP_ALWAYS, _EXIT})
 
 
-def _runs(structure: Structure, function: int) -> list[list[Step]]:
-    """A function's instructions cut where control comes or goes."""
+def _successors(last: Step, block_of: dict[int, int]) -> tuple[int, ...]:
+    """The blocks after an instruction, each once."""
+    kind = last.kind
+    if kind is _EXIT:
+        return ()
+    if kind is _JUMP_ALWAYS:
+        return (block_of[last.target],)
+    following = block_of[last.following]
+    if kind is _JUMP and (target := block_of[last.target]) != following:
+        return following, target
+    return (following,)
+
+
+def _runs(structure: Structure) -> list[list[Step]]:
+    """The instructions cut where control comes or goes."""
+    targets = {start for start, _ in structure.functions}
+    targets.update(s.target for s in structure.steps if s is not None and s.kind in _ENDS)
     runs: list[list[Step]] = []
-    targets = {s.target for s in structure.walk(function) if s.kind in _ENDS}
-    for step in structure.walk(function):
-        if not runs or step.pc in targets or runs[-1][-1].kind in _ENDS:
-            runs.append([])
-        runs[-1].append(step)
+    run: list[Step] = []
+    for step in structure.steps:
+        if step is None:
+            continue
+        if step.pc in targets or not run:
+            run = []
+            runs.append(run)
+        run.append(step)
+        if step.kind in _ENDS:
+            run = []
     return runs
 
 

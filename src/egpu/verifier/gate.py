@@ -50,7 +50,8 @@ def verify(
     except Refusal as refusal:
         raise error(program, refusal, 0, ()) from None
     setting = Setting(program, policy, memory_size, exit_probe, limits, shape)
-    alive = liveness_of.analyse(shape)
+    graph = control.analyse(shape)
+    alive = liveness_of.analyse(shape, graph)
     recorder = Recorder()
     try:
         explored = Exploration(setting, alive, recorder).run()
@@ -58,7 +59,7 @@ def verify(
         path = replay(setting, stopped.decisions, stopped.length) if limits.path else ()
         raise error(program, stopped.refusal, stopped.pc, path) from None
     try:
-        return _sealed(setting, alive, recorder, explored)
+        return _sealed(setting, graph, alive, recorder, explored)
     except Refusal as refusal:
         raise error(program, refusal, 0, ()) from None
 
@@ -76,12 +77,16 @@ def _check_attach(program: Program, policy: Policy) -> None:
 
 
 def _sealed(
-    setting: Setting, alive: Liveness, recorder: Recorder, explored: Explored
+    setting: Setting,
+    graph: control.Graph,
+    alive: Liveness,
+    recorder: Recorder,
+    explored: Explored,
 ) -> VerifiedProgram:
     """The rules that need the whole walk, and the result."""
     program = setting.program
     matches = rmw.recognise(setting, alive, recorder)
-    graph, frames = control.analyse(setting.structure), Frames(setting, recorder)
+    frames = Frames(setting, recorder)
     together = all(point.level is Level.THREAD for point in program.attach)
     lanes, launch = (
         uniform.analyse(setting, graph, frames, scope=scope, together=together)

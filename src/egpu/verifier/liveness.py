@@ -8,25 +8,21 @@ pointer or passes it to a function has all of its slots live everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from egpu.bpf import isa
-from egpu.bpf.helpers import HELPERS, calls_back
-from egpu.bpf.isa import AluOp, AtomicOp, CallSrc, Kind
-from egpu.verifier.relevance import maybe_pointers, moves
+from egpu.bpf.helpers import calls_back
+from egpu.bpf.isa import CallSrc, Kind
+from egpu.verifier import control
+from egpu.verifier.control import Block, Graph
+from egpu.verifier.distances import SOMEWHERE, Distance, distances_of, escapes
+from egpu.verifier.relevance import maybe_pointers, numbers_before
 from egpu.verifier.structure import Step, Structure
 from egpu.verifier.subsume import Live
 
 ALL_SLOTS = (1 << isa.STACK_SIZE // 8) - 1
 _ARGUMENTS = 0b111110  # r1 to r5
-_CLOBBERED = 0b111111  # r0 to r5
 _KEPT = 0b1111000000  # r6 to r9
-
-# Where a register points in the running frame: not at all, at a constant distance from r10, or
-# somewhere.
-Distance = int | None
-SOMEWHERE = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,122 +34,146 @@ class Liveness:
     suspended: dict[int, Live]
 
 
-def uses(step: Step) -> int:
-    """The registers that an instruction reads, as a bit set (a local call's are its callee's)."""
-    dst, src = 1 << step.dst, 1 << step.src
-    match step.kind:
-        case Kind.ALU:
-            first = 0 if step.op is AluOp.MOV else dst
-            return first | (src if step.register else 0)
-        case Kind.BYTE_ORDER | Kind.STORE_IMM:
-            return dst
-        case Kind.LOAD | Kind.LOAD_SIGNED:
-            return src
-        case Kind.STORE_REG:
-            return dst | src
-        case Kind.ATOMIC:
-            return dst | src | (1 if step.imm == AtomicOp.CMPXCHG else 0)
-        case Kind.JUMP:
-            return dst | (src if step.register else 0)
-        case Kind.CALL:
-            helper = HELPERS.get(step.imm) if step.src == CallSrc.HELPER else None
-            return _ARGUMENTS if helper is None else (1 << len(helper.args) + 1) - 2
-        case Kind.EXIT:
-            return 1
-        case _:
-            return 0
-
-
-def defines(step: Step) -> int:
-    """The registers whose old value is gone after an instruction, as a bit set."""
-    match step.kind:
-        case Kind.ALU | Kind.BYTE_ORDER | Kind.LOAD | Kind.LOAD_SIGNED | Kind.LOAD_IMM64:
-            return 1 << step.dst
-        case Kind.ATOMIC:
-            if step.imm == AtomicOp.CMPXCHG:
-                return 1
-            return 1 << step.src if step.imm & 1 else 0
-        case Kind.CALL:
-            return _CLOBBERED
-        case _:
-            return 0
-
-
-def analyse(structure: Structure) -> Liveness:
-    """Liveness of the whole program, callees first."""
-    size = len(structure.steps)
-    entry = [Live(0, 0, 0, 0)] * size
+def analyse(structure: Structure, graph: Graph | None = None) -> Liveness:
+    """Liveness of the whole program, callees first; ``graph`` is the program's, if it is there."""
+    graph = graph or control.analyse(structure)
+    entry = [NOTHING_LIVE] * len(structure.steps)
     suspended: dict[int, Live] = {}
+    blocks: list[list[Block]] = [[] for _ in structure.functions]
+    for block in graph.blocks:
+        blocks[block.function].append(block)
     for function in structure.order:
-        distances = distances_of(structure, function)
-        escaped = escapes(structure, function, distances)
-        _solve(structure, function, distances, escaped, entry)
-        for step in structure.walk(function):
-            if step.kind is Kind.CALL and (step.src == CallSrc.LOCAL or calls_back(step.imm)):
-                after = entry[step.following]
-                suspended[step.pc] = Live(
-                    after.registers & _KEPT, after.slots, after.numbers & _KEPT, after.slot_numbers
-                )
+        _Function(structure, graph, function, entry).solve(blocks[function])
+        for block in blocks[function]:
+            for step in block.steps:
+                if step.kind is _CALL and (step.src == CallSrc.LOCAL or calls_back(step.imm)):
+                    registers, slots, numbers, slot_numbers = entry[step.following]
+                    suspended[step.pc] = Live(
+                        registers & _KEPT, slots, numbers & _KEPT, slot_numbers
+                    )
     return Liveness(tuple(entry), suspended)
 
 
-def distances_of(structure: Structure, function: int) -> dict[int, tuple[Distance, ...]]:
-    """For each instruction, how far each register is from r10 before it."""
-    start = structure.functions[function][0]
-    first: tuple[Distance, ...] = (None,) * 10 + (0,)
-    found = {start: first}
-    work = [start]
-    while work:
-        step = structure.step(work.pop())
-        after = _moved(step, found[step.pc])
-        for successor in structure.successors(step):
-            known = found.get(successor)
-            merged = after if known is None else _merge(known, after)
-            if merged != known:
-                found[successor] = merged
-                work.append(successor)
-    return found
+NOTHING_LIVE = Live(0, 0, 0, 0)
+_ALU, _CALL, _EXIT, _LOAD = Kind.ALU, Kind.CALL, Kind.EXIT, Kind.LOAD
+_LOADS = frozenset({Kind.LOAD, Kind.LOAD_SIGNED})
+_STORE_REG, _STORES = Kind.STORE_REG, frozenset({Kind.STORE_IMM, Kind.STORE_REG})
+_PLAIN = frozenset({Kind.ALU, Kind.JUMP, Kind.JUMP_ALWAYS, Kind.LOAD_IMM64, Kind.BYTE_ORDER})
+_new = tuple.__new__  # Live(...) without matching arguments to names
 
 
-def _merge(a: tuple[Distance, ...], b: tuple[Distance, ...]) -> tuple[Distance, ...]:
-    return tuple(x if x == y else SOMEWHERE for x, y in zip(a, b, strict=True))
+class _Function:
+    """The backward fixpoint of one function, written into ``entry``."""
 
+    def __init__(
+        self, structure: Structure, graph: Graph, function: int, entry: list[Live]
+    ) -> None:
+        self.graph = graph
+        self.entry = entry
+        self.main = not function
+        self.distances = distances_of(structure, function)
+        escaped = escapes(structure, function, self.distances)
+        # In a called function any pointer may be into a caller's stack.
+        self.shared = escaped or function > 0
+        self.always = ALL_SLOTS if escaped else 0
+        stack = frozenset(
+            step.pc
+            for step in structure.walk(function)
+            if step.kind is _LOAD and (self.shared or self._into_frame(step))
+        )
+        self.pointers = maybe_pointers(structure, function, stack)
 
-def _moved(step: Step, before: tuple[Distance, ...]) -> tuple[Distance, ...]:
-    """The distances after ``step``."""
-    lost = defines(step)
-    after = [None if lost >> index & 1 else value for index, value in enumerate(before)]
-    if step.kind is Kind.ALU:
-        after[step.dst] = _computed(step, before)
-    return tuple(after)
+    def _into_frame(self, step: Step) -> bool:
+        before = self.distances.get(step.pc)
+        return before is not None and before[step.src] is not None
 
+    def solve(self, own: list[Block]) -> None:
+        """Backwards from block to block until nothing changes."""
+        blocks, entry = self.graph.blocks, self.entry
+        work = [block.index for block in own if block.steps[0].pc in self.distances]
+        waiting = set(work)
+        while work:
+            index = work.pop()
+            waiting.discard(index)
+            block = blocks[index]
+            first = block.steps[0].pc
+            before = entry[first]
+            self._block(block)
+            if entry[first] != before:
+                fresh = [p for p in block.predecessors if p not in waiting]
+                fresh = [p for p in fresh if blocks[p].steps[0].pc in self.distances]
+                waiting.update(fresh)
+                work.extend(fresh)
 
-def _computed(step: Step, before: tuple[Distance, ...]) -> Distance:
-    own = before[step.dst]
-    other = before[step.src] if step.register else None
-    if step.op is AluOp.MOV:
-        return other
-    if own is None and other is None:
-        return None
-    if step.op is AluOp.ADD and not step.register and own is not None and own != SOMEWHERE:
-        return own + step.imm
-    return SOMEWHERE
+    def _block(self, block: Block) -> None:
+        """What is live before each instruction of a block."""
+        entry, pointers, always = self.entry, self.pointers, self.always
+        registers, slots, numbers, slot_numbers = 0, always, 0, always
+        for successor in block.successors:
+            after = entry[self.graph.blocks[successor].steps[0].pc]
+            registers |= after[0]
+            slots |= after[1]
+            numbers |= after[2]
+            slot_numbers |= after[3]
+        for step in reversed(block.steps):
+            pc = step.pc
+            if step.kind in _PLAIN:
+                numbers = numbers_before(step, pointers[pc], numbers)
+                registers = registers & ~step.writes | step.reads
+                entry[pc] = _new(Live, (registers, slots, numbers, slot_numbers))
+                continue
+            live = self._before(step, registers, slots, numbers, slot_numbers)
+            if always:
+                live = Live(live.registers, always, live.numbers, always)
+            registers, slots, numbers, slot_numbers = entry[pc] = live
 
+    def _before(
+        self, step: Step, registers: int, slots: int, numbers: int, slot_numbers: int
+    ) -> Live:
+        """What is live before an access, a call or an exit; what is live after it is given."""
+        kind, distances = step.kind, self.distances[step.pc]
+        size, src, dst = step.width // 8, 1 << step.src, 1 << step.dst
+        if kind in _LOADS:
+            place = distances[step.src]
+            read = 0 if place is None else _from_distance(place + step.off, size)
+            if numbers & dst:
+                slot_numbers |= read
+            slots |= read
+            numbers = numbers & ~dst | src
+        elif kind in _STORES:
+            place = distances[step.dst]
+            touched = 0 if place is None else _from_distance(place + step.off, size)
+            hit = ALL_SLOTS if self.shared else touched
+            if kind is _STORE_REG and slot_numbers & hit:
+                numbers |= src
+            lost = _overwritten(place, step, touched)
+            slots &= ~lost
+            numbers |= dst
+            slot_numbers &= ~lost
+        elif kind is _CALL:
+            return self._call(step, registers, slots, numbers, slot_numbers)
+        elif kind is _EXIT:
+            return Live(1, slots, 0 if self.main else 1, 0)
+        else:  # an atomic
+            place = distances[step.dst]
+            if place is not None:
+                slots |= _from_distance(place + step.off, size)
+            numbers |= dst
+        return Live(registers & ~step.writes | step.reads, slots, numbers, slot_numbers)
 
-def escapes(
-    structure: Structure, function: int, distances: dict[int, tuple[Distance, ...]]
-) -> bool:
-    """Whether a pointer to the frame is stored or given to a function."""
-    for step in structure.walk(function):
-        before = distances.get(step.pc)
-        if before is None:
-            continue
-        if step.kind in (Kind.STORE_REG, Kind.ATOMIC) and before[step.src] is not None:
-            return True
-        local = step.kind is Kind.CALL and (step.src == CallSrc.LOCAL or calls_back(step.imm))
-        if local and any(distance is not None for distance in before[1:6]):
-            return True
-    return False
+    def _call(
+        self, step: Step, registers: int, slots: int, numbers: int, slot_numbers: int
+    ) -> Live:
+        # A helper may read from its pointer upwards; how far is not asked.
+        for distance in self.distances[step.pc][1:6]:
+            if distance is not None:
+                slots |= _from_distance(distance, max(1, -distance))
+        read = matters = step.reads
+        if step.src == CallSrc.LOCAL:
+            callee = self.entry[step.target]
+            read, matters = callee.registers & _ARGUMENTS, callee.numbers & _ARGUMENTS
+        lost = step.writes
+        return Live(registers & ~lost | read, slots, numbers & ~lost | matters, slot_numbers)
 
 
 def _from_distance(distance: int, size: int) -> int:
@@ -161,124 +181,12 @@ def _from_distance(distance: int, size: int) -> int:
     if distance >= SOMEWHERE // 2 or distance < -isa.STACK_SIZE or distance + size > 0:
         return ALL_SLOTS
     first, last = -1 - (distance + size - 1) // 8, -1 - distance // 8
-    return sum(1 << bit for bit in range(first, last + 1))
+    return (1 << last + 1) - (1 << first)
 
 
-def _slot_effects(step: Step, before: tuple[Distance, ...]) -> tuple[int, int]:
-    """The slots that an instruction reads and those that it overwrites whole."""
-    size = step.width // 8
-    match step.kind:
-        case Kind.LOAD | Kind.LOAD_SIGNED:
-            distance = before[step.src]
-            return (0 if distance is None else _from_distance(distance + step.off, size)), 0
-        case Kind.ATOMIC:
-            distance = before[step.dst]
-            return (0 if distance is None else _from_distance(distance + step.off, size)), 0
-        case Kind.STORE_IMM | Kind.STORE_REG:
-            distance = before[step.dst]
-            whole = size == 8 and distance is not None and distance != SOMEWHERE
-            if whole and distance is not None and not (distance + step.off) % 8:
-                slots = _from_distance(distance + step.off, size)
-                return 0, slots if slots != ALL_SLOTS else 0
-            return 0, 0
-        case Kind.CALL:
-            # A helper may read from its pointer upwards; how far is not asked.
-            reads = 0
-            for distance in before[1:6]:
-                if distance is not None:
-                    reads |= _from_distance(distance, max(1, -distance))
-            return reads, 0
-        case _:
-            return 0, 0
-
-
-def _solve(
-    structure: Structure,
-    function: int,
-    distances: dict[int, tuple[Distance, ...]],
-    escaped: bool,
-    entry: list[Live],
-) -> None:
-    """The backward fixpoint of one function, written into ``entry``."""
-    steps = [step for step in structure.walk(function) if step.pc in distances]
-    before = _predecessors(structure, steps)
-    # In a called function any pointer may be into a caller's stack.
-    shared = escaped or function > 0
-    stack = frozenset(
-        step.pc
-        for step in steps
-        if step.kind is Kind.LOAD and (shared or distances[step.pc][step.src] is not None)
-    )
-    pointers = maybe_pointers(structure, function, stack)
-    transfer = {
-        step.pc: _transfer(
-            step, distances[step.pc], pointers[step.pc], entry, main=not function, shared=shared
-        )
-        for step in steps
-    }
-    always = ALL_SLOTS if escaped else 0
-    work = {step.pc for step in steps}
-    pending = sorted(work)
-    while pending:
-        pc = pending.pop()
-        work.discard(pc)
-        registers, slots, numbers, slot_numbers = 0, always, 0, always
-        for successor in structure.successors(structure.step(pc)):
-            after = entry[successor]
-            registers |= after[0]
-            slots |= after[1]
-            numbers |= after[2]
-            slot_numbers |= after[3]
-        live = transfer[pc](registers, slots, numbers, slot_numbers)
-        if always:
-            live = Live(live.registers, always, live.numbers, always)
-        if live != entry[pc]:
-            entry[pc] = live
-            fresh = [p for p in before.get(pc, ()) if p not in work]
-            work.update(fresh)
-            pending.extend(fresh)
-
-
-def _predecessors(structure: Structure, steps: list[Step]) -> dict[int, list[int]]:
-    before: dict[int, list[int]] = {}
-    for step in steps:
-        for successor in structure.successors(step):
-            before.setdefault(successor, []).append(step.pc)
-    return before
-
-
-def _transfer(
-    step: Step,
-    before: tuple[Distance, ...],
-    pointers: int,
-    entry: list[Live],
-    *,
-    main: bool,
-    shared: bool,
-) -> Callable[[int, int, int, int], Live]:
-    read, lost, arguments = uses(step), defines(step), 0
-    if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
-        read = entry[step.target].registers & _ARGUMENTS
-        arguments = entry[step.target].numbers & _ARGUMENTS
-    slots_read, slots_lost = _slot_effects(step, before)
-    hit = ALL_SLOTS if shared else 0
-    place = before[step.dst]
-    if place is not None and step.kind is Kind.STORE_REG:
-        hit |= _from_distance(place + step.off, step.width // 8)
-    matters = moves(
-        step,
-        pointers,
-        main=main,
-        read=slots_read,
-        hit=hit,
-        lost=slots_lost,
-        arguments=arguments,
-    )
-
-    def apply(registers: int, slots: int, numbers: int, slot_numbers: int) -> Live:
-        numbers, slot_numbers = matters(numbers, slot_numbers)
-        return Live(
-            registers & ~lost | read, slots & ~slots_lost | slots_read, numbers, slot_numbers
-        )
-
-    return apply
+def _overwritten(distance: Distance, step: Step, touched: int) -> int:
+    """The slots of which a store at ``distance`` leaves nothing."""
+    whole = step.width == 64 and distance is not None and distance != SOMEWHERE
+    if whole and distance is not None and not (distance + step.off) % 8 and touched != ALL_SLOTS:
+        return touched
+    return 0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from egpu.bpf.helpers import HELPERS, Arg
 from egpu.bpf.isa import AluOp, CallSrc, Kind
-from egpu.verifier.liveness import SOMEWHERE, Distance, defines, distances_of, escapes
+from egpu.verifier.distances import SOMEWHERE, Distances, distances_of, escapes
 from egpu.verifier.structure import Step, Structure
 
 _PATIENCE = 24  # changes at an instruction after which a place counts as unknown
@@ -125,7 +125,7 @@ def held(places: Places, place: Place) -> Shifted | None:
     return places.get(place, Shifted(place))
 
 
-Stack = tuple[dict[int, tuple[Distance, ...]], bool]
+Stack = tuple[dict[int, Distances], bool]
 
 
 def stack_of(structure: Structure, function: int) -> Stack:
@@ -180,7 +180,7 @@ class Turn:
     def _apply(self, step: Step, places: Places) -> Places:
         made = self._made(step, places)
         for register in range(10):
-            if defines(step) >> register & 1:
+            if step.writes >> register & 1:
                 places[register] = None
         if step.kind in (Kind.ALU, Kind.LOAD):
             places[step.dst] = made
@@ -252,7 +252,7 @@ class Turn:
         return True
 
 
-def _writes_stack(step: Step, distances: tuple[Distance, ...]) -> bool:
+def _writes_stack(step: Step, distances: Distances) -> bool:
     """Whether a call may write to this frame (a local one gets no pointer to it)."""
     if step.src != CallSrc.HELPER or not any(d is not None for d in distances[1:6]):
         return False

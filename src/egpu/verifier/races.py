@@ -20,7 +20,6 @@ from egpu.bpf.maptypes import traits
 from egpu.verifier import linear
 from egpu.verifier.control import END, Graph
 from egpu.verifier.frames import Frames, calls_back
-from egpu.verifier.liveness import defines
 from egpu.verifier.report import Refusal
 from egpu.verifier.setting import Setting
 from egpu.verifier.state import SLOT
@@ -195,7 +194,7 @@ class _Flow:
         for index in region:
             _grow(self.guards, index, loads)
             for inside in graph.blocks[index].steps:
-                written |= defines(inside)
+                written |= inside.writes
         for index in region | ({meets} if meets != END else set()):
             if index == meets or len(graph.blocks[index].predecessors) > 1:
                 first = graph.blocks[index].steps[0].pc
@@ -220,7 +219,7 @@ class _Flow:
         return merged != known
 
     def _after(self, step: Step, before: _Registers) -> _Registers:
-        lost = defines(step)
+        lost = step.writes
         after = [_NONE if lost >> index & 1 else loads for index, loads in enumerate(before)]
         match step.kind:
             case Kind.ALU:

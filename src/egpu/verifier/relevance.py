@@ -7,8 +7,6 @@ exploration.  Pointers, and whether something is initialised, always matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from egpu.bpf.helpers import HELPERS, Ret
 from egpu.bpf.isa import AluOp, CallSrc, Kind
 from egpu.bpf.program import PseudoSrc
@@ -18,8 +16,9 @@ _ARGUMENTS = 0b111110  # r1 to r5
 _CLOBBERED = 0b111111  # r0 to r5
 _FRAME = 1 << 10
 _POINTER_RESULTS = frozenset({Ret.MAP_VALUE_OR_NULL, Ret.RECORD_OR_NULL})
-
-Matters = Callable[[int, int], tuple[int, int]]
+_ALU, _CALL, _EXIT, _LOAD = Kind.ALU, Kind.CALL, Kind.EXIT, Kind.LOAD
+_JUMP, _JUMP_ALWAYS, _LOAD_IMM64 = Kind.JUMP, Kind.JUMP_ALWAYS, Kind.LOAD_IMM64
+_ADD, _SUB, _MOV = AluOp.ADD, AluOp.SUB, AluOp.MOV
 
 
 def maybe_pointers(structure: Structure, function: int, stack: frozenset[int]) -> dict[int, int]:
@@ -31,78 +30,75 @@ def maybe_pointers(structure: Structure, function: int, stack: frozenset[int]) -
     found = {start: _FRAME | (_ARGUMENTS if function else 1 << 1)}
     work = [start]
     while work:
-        step = structure.step(work.pop())
-        after = _after(step, found[step.pc], step.pc in stack)
-        for successor in structure.successors(step):
-            known = found.get(successor)
-            if known is None or after & ~known:
-                found[successor] = after | (known or 0)
-                work.append(successor)
+        pc = work.pop()
+        while True:  # on to the end of the function, or to where nothing is new
+            step = structure.step(pc)
+            kind, after = step.kind, found[pc]
+            if kind is _ALU:
+                if after & (step.reads | step.writes):
+                    after = _computed(step, after)
+            elif step.writes:
+                after = _written(step, after, pc in stack)
+            elif kind is _EXIT:
+                break
+            elif kind is _JUMP:
+                known = found.get(step.target)
+                if known is None or after & ~known:
+                    found[step.target] = after | (known or 0)
+                    work.append(step.target)
+            pc = step.target if kind is _JUMP_ALWAYS else step.following
+            known = found.get(pc)
+            if known is None:
+                found[pc] = after
+            elif after & ~known:
+                found[pc] = after | known
+            else:
+                break
     return found
 
 
-def _after(step: Step, before: int, from_stack: bool) -> int:
-    dst, src = 1 << step.dst, 1 << step.src
-    match step.kind:
-        case Kind.ALU:
-            points = bool(before & src) if step.register else False
-            if step.op in (AluOp.ADD, AluOp.SUB):
-                points = points or bool(before & dst)
-            elif step.op is not AluOp.MOV:
-                points = False
-            return before | dst if points and step.width == 64 else before & ~dst
-        case Kind.LOAD_IMM64:
-            return before & ~dst if step.src == PseudoSrc.CONST else before | dst
-        case Kind.LOAD:
-            return before | dst if from_stack and step.width == 64 else before & ~dst
-        case Kind.LOAD_SIGNED | Kind.BYTE_ORDER:
-            return before & ~dst
-        case Kind.CALL:
-            helper = HELPERS.get(step.imm) if step.src == CallSrc.HELPER else None
-            returns = helper is None or helper.ret in _POINTER_RESULTS
-            return before & ~_CLOBBERED | returns
-        case _:
-            return before
+def _computed(step: Step, before: int) -> int:
+    """The registers that may hold a pointer after arithmetic."""
+    op = step.op
+    keeps = step.width == 64 and (op is _MOV or op is _ADD or op is _SUB)
+    points = keeps and before & step.reads
+    return before | step.writes if points else before & ~step.writes
 
 
-def moves(
-    step: Step, pointers: int, *, main: bool, read: int, hit: int, lost: int, arguments: int
-) -> Matters:
-    """What matters before ``step`` as a function of what matters after it (registers, slots).
+def _written(step: Step, before: int, from_stack: bool) -> int:
+    """The same after another instruction that writes registers."""
+    kind, writes = step.kind, step.writes
+    if kind is _LOAD_IMM64:
+        points = step.src != PseudoSrc.CONST
+    elif kind is _LOAD:
+        points = from_stack and step.width == 64
+    elif kind is _CALL:
+        helper = HELPERS.get(step.imm) if step.src == CallSrc.HELPER else None
+        returns = helper is None or helper.ret in _POINTER_RESULTS
+        return before & ~_CLOBBERED | returns
+    elif kind is Kind.ATOMIC:
+        return before
+    else:
+        points = False
+    return before | writes if points else before & ~writes
 
-    ``read``, ``hit`` and ``lost`` are the stack slots that it may read, may write, and overwrites
-    whole; ``arguments`` are the registers that matter to a local function that it calls.
+
+def numbers_before(step: Step, pointers: int, after: int) -> int:
+    """The registers whose number matters before arithmetic, a jump or a constant; ``after`` it.
+
+    ``pointers`` are the registers that may hold a pointer before it.
     """
-    dst, src = 1 << step.dst, 1 << step.src
-    second = src if step.register else 0
-    match step.kind:
-        case Kind.ALU:
-            if step.op is AluOp.MOV:
-                return lambda r, s: (r & ~dst | (second if r & dst else 0), s)
-            points = step.op in (AluOp.ADD, AluOp.SUB) and pointers & (dst | second)
-            if points:
-                return lambda r, s: (r | dst | second, s)
-            return lambda r, s: (r | (second if r & dst else 0), s)
-        case Kind.LOAD | Kind.LOAD_SIGNED:
-            return lambda r, s: (r & ~dst | src, s | (read if r & dst else 0))
-        case Kind.STORE_REG:
-            return lambda r, s: (r | dst | (src if s & hit else 0), s & ~lost)
-        case Kind.STORE_IMM:
-            return lambda r, s: (r | dst, s & ~lost)
-        case Kind.LOAD_IMM64:
-            return lambda r, s: (r & ~dst, s)
-        case Kind.ATOMIC:
-            return lambda r, s: (r | dst, s)
-        case Kind.JUMP:
-            return lambda r, s: (r | dst | second, s)
-        case Kind.CALL:
-            if step.src == CallSrc.LOCAL:
-                return lambda r, s: (r & ~_CLOBBERED | arguments, s)
-            helper = HELPERS.get(step.imm)
-            used = _ARGUMENTS if helper is None else (1 << len(helper.args) + 1) - 2
-            return lambda r, s: (r & ~_CLOBBERED | used, s)
-        case Kind.EXIT:
-            returned = 0 if main else 1
-            return lambda r, s: (returned, 0)
-        case _:  # jumps that are always taken, byte swaps
-            return lambda r, s: (r, s)
+    kind = step.kind
+    if kind is _ALU:
+        op, writes = step.op, step.writes
+        if op is _MOV:
+            return after & ~writes | step.reads if after & writes else after
+        # A number that is added to a pointer is an offset.
+        if after & writes or ((op is _ADD or op is _SUB) and pointers & step.reads):
+            return after | step.reads
+        return after
+    if kind is _JUMP:
+        return after | step.reads
+    if kind is _LOAD_IMM64:
+        return after & ~step.writes
+    return after

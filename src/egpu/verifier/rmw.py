@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from egpu.bpf.isa import AluOp, Kind
 from egpu.bpf.maptypes import traits
-from egpu.verifier.liveness import Liveness, defines, uses
+from egpu.verifier.liveness import Liveness
 from egpu.verifier.setting import Recorder, Setting
 from egpu.verifier.structure import Step
 from egpu.verifier.verified import Operand, Region, Rmw, RmwOp, RmwTerm
@@ -82,7 +82,7 @@ class _Match:
             step = structure.step(pc)
             if self._is_store(step):
                 return self._finished(step)
-            if not self._follow(step) or defines(step) >> load.src & 1:
+            if not self._follow(step) or step.writes >> load.src & 1:
                 return None
             pc = step.following
         return None
@@ -100,8 +100,8 @@ class _Match:
         """Take an instruction between load and store into account; False if it spoils the match."""
         if step.kind not in _HARMLESS and not self._is_stack_store(step):
             return False
-        if not uses(step) & _bits(self.absent):
-            fresh = {register for register in range(10) if defines(step) >> register & 1}
+        if not step.reads & _bits(self.absent):
+            fresh = {register for register in range(10) if step.writes >> register & 1}
             self.carriers -= fresh
             self.absent -= fresh
             return bool(self.carriers)

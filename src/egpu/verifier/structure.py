@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from egpu.bpf import isa
-from egpu.bpf.isa import AluOp, CallSrc, JmpOp, Kind
+from egpu.bpf.helpers import HELPERS
+from egpu.bpf.isa import AluOp, AtomicOp, CallSrc, JmpOp, Kind
 from egpu.bpf.program import Insn, Program, PseudoSrc
 from egpu.verifier.report import Refusal
 from egpu.verifier.scalar import S64, Scalar
@@ -20,7 +21,11 @@ from egpu.verifier.verified import Policy
 
 
 class Step(NamedTuple):
-    """One decoded instruction; ``width`` are its bits, ``swaps`` tells a byte swap from a no-op."""
+    """One decoded instruction; ``width`` are its bits, ``swaps`` tells a byte swap from a no-op.
+
+    ``reads`` and ``writes`` are bit sets of registers: those whose value it takes (of a local call
+    all that may be arguments), and those whose old value is gone afterwards.
+    """
 
     pc: int
     kind: Kind
@@ -35,6 +40,8 @@ class Step(NamedTuple):
     target: int  # of a jump or a local call, -1 for others
     swaps: bool
     constant: Scalar  # the immediate as a second operand
+    reads: int
+    writes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +68,12 @@ class Structure:
 
     def successors(self, step: Step) -> tuple[int, ...]:
         """Where control goes inside the function; a call goes to the instruction after it."""
-        match step.kind:
-            case Kind.EXIT:
-                return ()
-            case Kind.JUMP_ALWAYS:
-                return (step.target,)
-            case Kind.JUMP:
-                return (step.following, step.target)
-            case _:
-                return (step.following,)
+        kind = step.kind
+        if kind is _JUMP:
+            return step.following, step.target
+        if kind is _EXIT:
+            return ()
+        return (step.target,) if kind is _JUMP_ALWAYS else (step.following,)
 
     def walk(self, function: int) -> Iterator[Step]:
         """The instructions of a function in order."""
@@ -92,24 +96,24 @@ def analyse(program: Program, policy: Policy) -> Structure:
     for pc, step in enumerate(steps):
         if step is None:
             continue
-        function = function_of[pc]
-        start, end = functions[function]
-        if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
+        kind = step.kind
+        end = functions[function_of[pc]][1]
+        if kind is _CALL and step.src == _LOCAL:
             if step.target not in starts:
                 raise Refusal(
                     "P1", f"local call to slot {step.target}, where no function starts", pc
                 )
-            callees[function].add(starts[step.target])
+            callees[function_of[pc]].add(starts[step.target])
             checkpoints.update((step.target, step.following))
-        elif (callback := code_reference(step)) is not None:
+        elif kind is _LOAD_IMM64 and (callback := code_reference(step)) is not None:
             if callback not in starts:
                 raise Refusal("P1", f"address of slot {callback}, where no function starts", pc)
-            callees[function].add(starts[callback])
+            callees[function_of[pc]].add(starts[callback])
             checkpoints.add(callback)
-        elif step.kind in (Kind.JUMP, Kind.JUMP_ALWAYS):
-            _check_target(steps, step, start, end)
+        elif kind is _JUMP or kind is _JUMP_ALWAYS:
+            _check_target(steps, step, functions[function_of[pc]][0], end)
             checkpoints.add(step.target)
-        if step.kind not in (Kind.EXIT, Kind.JUMP_ALWAYS) and step.following >= end:
+        if step.following >= end and kind is not _EXIT and kind is not _JUMP_ALWAYS:
             raise Refusal(
                 "P1",
                 "the function can run past its last instruction",
@@ -150,36 +154,122 @@ def _functions(program: Program) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
+# Looking a member up in its class takes longer than comparing with it.
+_ALU, _CALL, _EXIT = Kind.ALU, Kind.CALL, Kind.EXIT
+_JUMP, _JUMP_ALWAYS, _LOAD_IMM64 = Kind.JUMP, Kind.JUMP_ALWAYS, Kind.LOAD_IMM64
+_LOCAL = int(CallSrc.LOCAL)
+
+
+class _Row(NamedTuple):
+    """What decoding takes from a form; ``reads_dst``, ``reads_src`` and ``writes_dst`` are 0 or 1.
+
+    ``plain``: the fields that need no further check, None if there always is one.
+    """
+
+    kind: Kind
+    op: AluOp | JmpOp | None
+    width: int
+    register: bool
+    swaps: bool
+    reads_dst: int
+    reads_src: int
+    writes_dst: int
+    plain: isa.Plain | None
+
+
 def _decode(code: tuple[Insn, ...], policy: Policy) -> tuple[Step | None, ...]:
     steps: list[Step | None] = [None] * len(code)
-    for pc, insn, following in isa.instructions(code):
-        reason = isa.check_fields(insn, following) or _check_operand(insn, policy)
-        if reason is not None:
-            raise Refusal("P1", reason, pc)
-        form = isa.form_of(insn)
-        assert form is not None, "check_fields refuses opcodes without a form"
-        target = isa.jump_target(pc, insn)
-        steps[pc] = Step(
-            pc,
-            form.kind,
-            form.op,
-            form.width,
-            form.register,
-            insn.dst,
-            insn.src,
-            insn.off,
-            insn.imm,
-            pc + (2 if isa.is_wide(insn) else 1),
-            -1 if target is None else target,
-            # To little endian does not swap: the machine is little-endian.
-            form.kind is Kind.BYTE_ORDER and insn.opcode != _TO_LITTLE_ENDIAN,
-            S64.constant(insn.imm),
+    pc = 0
+    while pc < len(code):
+        insn = code[pc]
+        dst, src, off, imm = insn.dst, insn.src, insn.off, insn.imm
+        row = _ROWS.get(insn.opcode)
+        plain = None if row is None else row.plain
+        if (
+            plain is None
+            or not 0 <= dst <= plain.dst
+            or not 0 <= src <= plain.src
+            or (plain.off is not None and off not in plain.off)
+            or (plain.imm is not None and imm not in plain.imm)
+        ):
+            following = code[pc + 1] if pc + 1 < len(code) else None
+            reason = isa.check_fields(insn, following) or _check_operand(insn, policy)
+            if reason is not None:
+                raise Refusal("P1", reason, pc)
+        assert row is not None, "check_fields refuses opcodes without a form"
+        kind, op, width, register, swaps, reads_dst, reads_src, writes_dst, _ = row
+        after, target = pc + 1, -1
+        reads, writes = reads_dst << dst | reads_src << src, writes_dst << dst
+        if kind is _JUMP:
+            target = after + off
+        elif plain is None or kind is _JUMP_ALWAYS:
+            found = isa.jump_target(pc, insn)
+            target = -1 if found is None else found
+            reads, writes = _registers(kind, insn)
+            after += kind is _LOAD_IMM64
+        steps[pc] = _new(
+            Step,
+            (
+                *(pc, kind, op, width, register, dst, src, off, imm, after, target, swaps),
+                *(_constant(imm), reads, writes),
+            ),
         )
+        pc = after
     return tuple(steps)
+
+
+_new = tuple.__new__  # Step(...) without matching arguments to names
+_constant = S64.constant
+
+
+def _registers(kind: Kind, insn: Insn) -> tuple[int, int]:
+    """``reads`` and ``writes`` of the kinds that are not alike for all fields."""
+    dst, src = 1 << insn.dst, 1 << insn.src
+    match kind:
+        case Kind.ATOMIC if insn.imm == AtomicOp.CMPXCHG:
+            return dst | src | 1, 1
+        case Kind.ATOMIC:
+            return dst | src, src if insn.imm & isa.FETCH else 0
+        case Kind.CALL:
+            helper = HELPERS.get(insn.imm) if insn.src == CallSrc.HELPER else None
+            return (1 << (5 if helper is None else len(helper.args)) + 1) - 2, 0b111111
+        case Kind.LOAD_IMM64:
+            return 0, dst
+        case _:
+            return 0, 0
 
 
 _TO_LITTLE_ENDIAN = isa.Class.ALU | AluOp.END
 _SHIFTS = frozenset({AluOp.LSH, AluOp.RSH, AluOp.ARSH})
+_STORES = frozenset({Kind.STORE_IMM, Kind.STORE_REG})
+_LOADS = frozenset({Kind.LOAD, Kind.LOAD_SIGNED})
+
+
+def _row(form: isa.Form) -> _Row:
+    kind, plain = form.kind, isa.PLAIN.get(form.opcode)
+    if kind is Kind.ALU and not form.register and plain is not None:
+        # What _check_operand looks at is not plain.
+        if form.op in _SHIFTS:
+            plain = plain._replace(imm=frozenset(range(form.width)))
+        elif form.op in (AluOp.DIV, AluOp.MOD):
+            plain = plain._replace(imm=frozenset())
+    # EXIT reads r0, and its destination field is 0.
+    always = kind in _STORES or kind in (Kind.BYTE_ORDER, Kind.JUMP, Kind.EXIT)
+    return _Row(
+        kind,
+        form.op,
+        form.width,
+        form.register,
+        # To little endian does not swap: the machine is little-endian.
+        kind is Kind.BYTE_ORDER and form.opcode != _TO_LITTLE_ENDIAN,
+        int(always or (kind is Kind.ALU and form.op is not AluOp.MOV)),
+        int(form.register),
+        int(kind in _LOADS or kind in (Kind.ALU, Kind.BYTE_ORDER)),
+        plain,
+    )
+
+
+_ROWS = {opcode: _row(form) for opcode, form in isa.FORMS.items()}
 
 
 def _check_operand(insn: Insn, policy: Policy) -> str | None:
@@ -233,16 +323,21 @@ def _check_reachable(structure: Structure) -> None:
     work = [0]
     while work:
         pc = work.pop()
-        if pc in seen:
-            continue
-        seen.add(pc)
-        step = structure.step(pc)
-        work.extend(structure.successors(step))
-        if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
-            work.append(step.target)
-        callback = code_reference(step)
-        if callback is not None:
-            work.append(callback)
+        while pc not in seen:
+            seen.add(pc)
+            step = structure.steps[pc]
+            assert step is not None, "targets are checked to be instructions"
+            kind, pc = step.kind, step.following
+            if kind is _JUMP or (kind is _CALL and step.src == _LOCAL):
+                work.append(step.target)
+            elif kind is _JUMP_ALWAYS:
+                pc = step.target
+            elif kind is _EXIT:
+                break
+            elif kind is _LOAD_IMM64 and (callback := code_reference(step)) is not None:
+                work.append(callback)
+    if len(seen) == len(structure.steps):
+        return
     for pc, candidate in enumerate(structure.steps):
         if candidate is not None and pc not in seen:
             raise Refusal(

@@ -19,7 +19,6 @@ from egpu.verifier import linear
 from egpu.verifier.control import Block, Graph
 from egpu.verifier.frames import Frames, byte_mask
 from egpu.verifier.linear import Linear
-from egpu.verifier.liveness import defines
 from egpu.verifier.setting import Setting
 from egpu.verifier.structure import Step
 from egpu.verifier.verified import Region
@@ -167,7 +166,7 @@ class _Flow:
                 self._store(step, registers, stack)
             case Kind.CALL:
                 result = self._call(step, stack)
-        lost = defines(step)
+        lost = step.writes
         for register in range(11):
             if lost >> register & 1:
                 registers[register] = None

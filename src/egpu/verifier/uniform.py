@@ -23,7 +23,6 @@ from egpu.bpf.isa import AluOp, AtomicOp, CallSrc, Kind
 from egpu.bpf.maptypes import Storage, traits
 from egpu.verifier.control import END, Block, Graph
 from egpu.verifier.frames import Frames, Place
-from egpu.verifier.liveness import defines, uses
 from egpu.verifier.setting import Setting
 from egpu.verifier.structure import Step
 from egpu.verifier.verified import Operand, Region, Uniformity
@@ -137,7 +136,7 @@ class _Flow:
         last = block.last
         if last.kind is Kind.EXIT:
             self._note(self.returned, block.function, registers & _RESULT)
-        if len(block.successors) > 1 and uses(last) & registers:
+        if len(block.successors) > 1 and last.reads & registers:
             self._divide(block)
         for successor in block.successors:
             self._merge(successor, registers, stack)
@@ -187,7 +186,7 @@ class _Flow:
         """The registers and the bytes of the own frame that a block may write."""
         registers = stack = 0
         for step in block.steps:
-            registers |= defines(step)
+            registers |= step.writes
             for place in self.frames.written(step):
                 if block.function in place.functions:
                     stack |= place.bytes
@@ -199,12 +198,12 @@ class _Flow:
 
     def _step(self, step: Step, registers: int, stack: int) -> tuple[int, int]:
         """What varies after ``step``."""
-        after = registers & ~defines(step)
+        after = registers & ~step.writes
         match step.kind:
             case Kind.ALU:
                 # x ^ x and x - x are 0 whatever x is.
                 same = step.register and step.dst == step.src
-                if not (same and step.op in (AluOp.XOR, AluOp.SUB)) and uses(step) & registers:
+                if not (same and step.op in (AluOp.XOR, AluOp.SUB)) and step.reads & registers:
                     after |= 1 << step.dst
             case Kind.BYTE_ORDER:
                 after |= registers & 1 << step.dst
