@@ -1,0 +1,186 @@
+"""The program decoded once, in the form that every later stage walks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from egpu.bpf import isa
+from egpu.bpf.helpers import HELPERS
+from egpu.bpf.isa import AluOp, AtomicOp, CallSrc, JmpOp, Kind
+from egpu.bpf.program import Insn, PseudoSrc
+from egpu.verifier.report import Refusal
+from egpu.verifier.scalar import S64, Scalar
+from egpu.verifier.verified import Policy
+
+
+class Step(NamedTuple):
+    """One decoded instruction; ``width`` are its bits, ``swaps`` tells a byte swap from a no-op.
+
+    ``reads`` and ``writes`` are bit sets of registers: those whose value it takes (of a local call
+    all that may be arguments), and those whose old value is gone afterwards.
+    """
+
+    pc: int
+    kind: Kind
+    op: AluOp | JmpOp | None
+    width: int
+    register: bool
+    dst: int
+    src: int
+    off: int
+    imm: int
+    following: int  # pc of the next instruction
+    target: int  # of a jump or a local call, -1 for others
+    swaps: bool
+    constant: Scalar  # the immediate as a second operand
+    reads: int
+    writes: int
+
+
+# Looking a member up in its class takes longer than comparing with it.
+_JUMP, _JUMP_ALWAYS, _LOAD_IMM64 = Kind.JUMP, Kind.JUMP_ALWAYS, Kind.LOAD_IMM64
+
+
+class _Row(NamedTuple):
+    """What decoding takes from a form; ``reads_dst``, ``reads_src`` and ``writes_dst`` are 0 or 1.
+
+    ``plain``: the fields that need no further check, None if there always is one.
+    """
+
+    kind: Kind
+    op: AluOp | JmpOp | None
+    width: int
+    register: bool
+    swaps: bool
+    reads_dst: int
+    reads_src: int
+    writes_dst: int
+    plain: isa.Plain | None
+
+
+def decode(code: tuple[Insn, ...], policy: Policy) -> tuple[Step | None, ...]:
+    """The instructions by pc, None in the second slot of LD_IMM64.
+
+    Raises Refusal (rule P1) for the first that is not well formed.
+    """
+    steps: list[Step | None] = [None] * len(code)
+    pc = 0
+    while pc < len(code):
+        insn = code[pc]
+        dst, src, off, imm = insn.dst, insn.src, insn.off, insn.imm
+        row = _ROWS.get(insn.opcode)
+        plain = None if row is None else row.plain
+        if (
+            plain is None
+            or not 0 <= dst <= plain.dst
+            or not 0 <= src <= plain.src
+            or (plain.off is not None and off not in plain.off)
+            or (plain.imm is not None and imm not in plain.imm)
+        ):
+            following = code[pc + 1] if pc + 1 < len(code) else None
+            reason = isa.check_fields(insn, following) or _check_operand(insn, policy)
+            if reason is not None:
+                raise Refusal("P1", reason, pc)
+        assert row is not None, "check_fields refuses opcodes without a form"
+        kind, op, width, register, swaps, reads_dst, reads_src, writes_dst, _ = row
+        after, target = pc + 1, -1
+        reads, writes = reads_dst << dst | reads_src << src, writes_dst << dst
+        if kind is _JUMP:
+            target = after + off
+        elif plain is None or kind is _JUMP_ALWAYS:
+            found = isa.jump_target(pc, insn)
+            target = -1 if found is None else found
+            reads, writes = _registers(kind, insn)
+            after += kind is _LOAD_IMM64
+        steps[pc] = _new(
+            Step,
+            (
+                *(pc, kind, op, width, register, dst, src, off, imm, after, target, swaps),
+                *(_constant(imm), reads, writes),
+            ),
+        )
+        pc = after
+    return tuple(steps)
+
+
+_new = tuple.__new__  # Step(...) without matching arguments to names
+_constant = S64.constant
+
+
+def _registers(kind: Kind, insn: Insn) -> tuple[int, int]:
+    """``reads`` and ``writes`` of the kinds that are not alike for all fields."""
+    dst, src = 1 << insn.dst, 1 << insn.src
+    match kind:
+        case Kind.ATOMIC if insn.imm == AtomicOp.CMPXCHG:
+            return dst | src | 1, 1
+        case Kind.ATOMIC:
+            return dst | src, src if insn.imm & isa.FETCH else 0
+        case Kind.CALL:
+            helper = HELPERS.get(insn.imm) if insn.src == CallSrc.HELPER else None
+            return (1 << (5 if helper is None else len(helper.args)) + 1) - 2, 0b111111
+        case Kind.LOAD_IMM64:
+            return 0, dst
+        case _:
+            return 0, 0
+
+
+_TO_LITTLE_ENDIAN = isa.Class.ALU | AluOp.END
+_SHIFTS = frozenset({AluOp.LSH, AluOp.RSH, AluOp.ARSH})
+_STORES = frozenset({Kind.STORE_IMM, Kind.STORE_REG})
+_LOADS = frozenset({Kind.LOAD, Kind.LOAD_SIGNED})
+
+
+def _row(form: isa.Form) -> _Row:
+    kind, plain = form.kind, isa.PLAIN.get(form.opcode)
+    if kind is Kind.ALU and not form.register and plain is not None:
+        # What _check_operand looks at is not plain.
+        if form.op in _SHIFTS:
+            plain = plain._replace(imm=frozenset(range(form.width)))
+        elif form.op in (AluOp.DIV, AluOp.MOD):
+            plain = plain._replace(imm=frozenset())
+    # EXIT reads r0, and its destination field is 0.
+    always = kind in _STORES or kind in (Kind.BYTE_ORDER, Kind.JUMP, Kind.EXIT)
+    return _Row(
+        kind,
+        form.op,
+        form.width,
+        form.register,
+        # To little endian does not swap: the machine is little-endian.
+        kind is Kind.BYTE_ORDER and form.opcode != _TO_LITTLE_ENDIAN,
+        int(always or (kind is Kind.ALU and form.op is not AluOp.MOV)),
+        int(form.register),
+        int(kind in _LOADS or kind in (Kind.ALU, Kind.BYTE_ORDER)),
+        plain,
+    )
+
+
+_ROWS = {opcode: _row(form) for opcode, form in isa.FORMS.items()}
+
+
+def _check_operand(insn: Insn, policy: Policy) -> str | None:
+    """Immediates that are defined but surely a mistake: Linux refuses them too."""
+    form = isa.form_of(insn)
+    if form is None or form.register or form.kind is not Kind.ALU or policy is Policy.EXECUTOR:
+        return None
+    if form.op in _SHIFTS and not 0 <= insn.imm < form.width:
+        return f"shift of a {form.width}-bit value by {insn.imm}, must be 0 to {form.width - 1}"
+    if form.op in (AluOp.DIV, AluOp.MOD) and not insn.imm:
+        return "division by the constant 0"
+    return None
+
+
+def code_reference(step: Step) -> int | None:
+    """The pc of the function whose address an instruction loads, None for others."""
+    if step.kind is Kind.LOAD_IMM64 and step.src == PseudoSrc.CODE:
+        return step.pc + 1 + step.imm
+    return None
+
+
+def map_reference(step: Step) -> int | None:
+    """The map index of an LD_IMM64 that names a map, None for others."""
+    if step.kind is Kind.LOAD_IMM64 and step.src in (
+        PseudoSrc.MAP_INDEX,
+        PseudoSrc.MAP_INDEX_VALUE,
+    ):
+        return step.imm
+    return None
