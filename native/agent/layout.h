@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define EGPU_LAYOUT_VERSION 2u
+#define EGPU_LAYOUT_VERSION 3u
 #define EGPU_LAUNCH_BLOCK_SIZE 32u
 #define EGPU_LAUNCH_FLAG_CAPTURED 1u
 #define EGPU_ARENA_HEADER_SIZE 4096u

@@ -22,6 +22,7 @@ NVCC_PROGRAMS = {
     "runtime_static":  (("-arch=sm_90", "-DWITH_CLUSTERS"), "runtime.cu"),
     "runtime_shared":  (("-cudart", "shared"),              "runtime.cu"),
     "increments":      (("-arch=sm_90",),                   "increments.cu"),
+    "two_kernels":     (("-arch=sm_90",),                   "two_kernels.cu"),
     "long_running":    ((),                                 "long_running.cu"),
     "out_of_memory":   ((),                                 "out_of_memory.cu"),
     "machine_code":    (_MACHINE_CODE,                      "machine_code.cu"),

@@ -9,6 +9,7 @@ from egpu.bpf.btf_ext import BtfExt, parse_btf_ext
 from egpu.bpf.core_relocate import relocate
 from egpu.bpf.core_target import Provider
 from egpu.bpf.elf import Elf, Section, read_elf
+from egpu.bpf.isa import CALL, CallSrc
 from egpu.bpf.link import CodeFunction, Linker
 from egpu.bpf.object_maps import read_maps
 from egpu.bpf.program import MapSpec, Object, Program
@@ -17,6 +18,7 @@ from egpu.errors import InputError
 
 _SUBPROGRAMS = ".text"  # libbpf: functions of this section are never programs
 MAX_BTF = 16 << 20  # bytes
+MAP_DELETE_ELEM = 3  # the helper
 
 
 def read_object(data: bytes, name: str, *, kernel: Provider | None = None) -> Object:
@@ -50,7 +52,18 @@ def read_object(data: bytes, name: str, *, kernel: Provider | None = None) -> Ob
         program = _program(elf, linker, function, maps.specs, license)
         programs[function.name] = replace(program, missing=missing)
     _check_static(elf, linker)
-    return Object(name, tuple(programs.values()), maps.specs, license, btf)
+    deletes = any(_deletes(program) for program in programs.values())
+    specs = tuple(replace(spec, deletes=deletes) for spec in maps.specs)
+    whole = tuple(replace(program, maps=specs) for program in programs.values())
+    return Object(name, whole, specs, license, btf)
+
+
+def _deletes(program: Program) -> bool:
+    """Whether a program may delete entries of maps: what map it is, only the verifier knows."""
+    return any(
+        insn.opcode == CALL and insn.src == CallSrc.HELPER and insn.imm == MAP_DELETE_ELEM
+        for insn in program.code
+    )
 
 
 def _program(

@@ -51,8 +51,8 @@ class MapSpec:
     """A map as the object declares it; sizes in bytes.
 
     ``initial`` is the content of .rodata/.data (None: zero-filled); ``read_only`` means that
-    programs cannot write it.  ``key_type``/``value_type`` are BTF type ids in ``btf``, 0 if
-    unknown.
+    programs cannot write it; ``deletes`` that they may delete its entries.
+    ``key_type``/``value_type`` are BTF type ids in ``btf``, 0 if unknown.
     """
 
     name: str
@@ -63,6 +63,7 @@ class MapSpec:
     flags: int = 0
     initial: bytes | None = None
     read_only: bool = False
+    deletes: bool = True
     btf: Btf | None = field(default=None, repr=False, compare=False)
     key_type: int = 0
     value_type: int = 0

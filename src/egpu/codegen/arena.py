@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from egpu.maps.layout import (
     ARENA_HEADER,
-    HASH_BUSY,
+    HASH_CLAIMED,
     HASH_CONTROL,
+    HASH_ENTERING,
     HASH_FULL,
     HASH_INCARNATION,
-    HASH_LOCK,
-    HASH_PIN,
-    HASH_PINS,
     HASH_SLOT,
     HASH_STATE,
     HASH_TAG_BITS,
@@ -33,13 +31,11 @@ from egpu.maps.layout import (
 
 __all__ = [
     "ARENA_HEADER",
-    "HASH_BUSY",
+    "HASH_CLAIMED",
     "HASH_CONTROL",
+    "HASH_ENTERING",
     "HASH_FULL",
     "HASH_INCARNATION",
-    "HASH_LOCK",
-    "HASH_PIN",
-    "HASH_PINS",
     "HASH_SLOT",
     "HASH_STATE",
     "HASH_TAG_BITS",

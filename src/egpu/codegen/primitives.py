@@ -78,6 +78,7 @@ _PTX_FUNCTIONS = (
     # Section 9.7.13.2: also orders memory among the lanes of the mask.
     _asm("sync", "void", "i32 %m", "bar.warp.sync $0;", "r,~{memory}", "convergent"),
     _asm("fence_sys", "void", "", "fence.sc.sys;", "~{memory}"),
+    _asm("fence_gpu", "void", "", "fence.sc.gpu;", "~{memory}"),
     _asm("load_gpu", "i64", "i64 %a", "ld.relaxed.gpu.global.b64 $0, [$1];", "=l,l,~{memory}"),
     _asm("add_gpu", "void", "i64 %a, i64 %v",
          "red.relaxed.gpu.global.add.u64 [$0], $1;", "l,l,~{memory}"),
@@ -88,6 +89,10 @@ _PTX_FUNCTIONS = (
          "atom.acq_rel.gpu.global.add.u64 $0, [$1], $2;", "=l,l,l,~{memory}"),
     _asm("swap_gpu", "i64", "i64 %a, i64 %c, i64 %v",
          "atom.acq_rel.gpu.global.cas.b64 $0, [$1], $2, $3;", "=l,l,l,l,~{memory}"),
+    _asm("pin_gpu", "i64", "i64 %a",
+         "atom.acquire.gpu.global.add.u64 $0, [$1], 1;", "=l,l,~{memory}"),
+    _asm("max_gpu", "void", "i64 %a, i64 %v",
+         "red.relaxed.gpu.global.max.u64 [$0], $1;", "l,l,~{memory}"),
     _asm("release_gpu", "void", "i64 %a, i64 %v",
          "st.release.gpu.global.b64 [$0], $1;", "l,l,~{memory}"),
     _asm("add_release_gpu", "void", "i64 %a, i64 %v",
@@ -127,6 +132,7 @@ _HOST_FUNCTIONS = (
     _function("shuffle32", "i32", "i32 %v, i32 %s, i32 %m", "  ret i32 %v"),
     _function("sync", "void", "i32 %m", "  ret void"),
     _function("fence_sys", "void", "", "  fence seq_cst\n  ret void"),
+    _function("fence_gpu", "void", "", "  fence seq_cst\n  ret void"),
     _function("load_gpu", "i64", "i64 %a",
               "  %p = inttoptr i64 %a to ptr\n"
               "  %r = load atomic i64, ptr %p monotonic, align 8\n  ret i64 %r"),
@@ -150,6 +156,12 @@ _HOST_FUNCTIONS = (
     _function("add_release_gpu", "void", "i64 %a, i64 %v",
               "  %p = inttoptr i64 %a to ptr\n"
               "  %r = atomicrmw add ptr %p, i64 %v seq_cst, align 8\n  ret void"),
+    _function("pin_gpu", "i64", "i64 %a",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %r = atomicrmw add ptr %p, i64 1 seq_cst, align 8\n  ret i64 %r"),
+    _function("max_gpu", "void", "i64 %a, i64 %v",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %r = atomicrmw umax ptr %p, i64 %v seq_cst, align 8\n  ret void"),
     _function("release_gpu", "void", "i64 %a, i64 %v",
               "  %p = inttoptr i64 %a to ptr\n"
               "  store atomic i64 %v, ptr %p release, align 8\n  ret void"),

@@ -42,18 +42,17 @@ group::
 Hash: a key's hash names its home slot; the key lies in one of the HASH_WINDOW slots from there on
 (the table is a circle).  A slot's ``state`` is::
 
-    bits 0-1    FREE, BUSY (claimed, key and value being written) or FULL
-    bits 2-23   of the key's hash
-    bits 24-43  pins: threads that are copying a value into the entry, which cannot be deleted then
-    bits 44-63  incarnation: counts how often the slot was freed
+    bits 0-1    FREE, CLAIMED (one thread writes key and value), ENTERING (they are complete, but
+                the key may be entering elsewhere too) or FULL (an entry)
+    bits 2-23   of the key's hash; when FREE 0, or 1 if the slot is not used again
+    bits 24-63  incarnation: counts how often the slot was freed
 
-Its ``home`` word is about the keys whose home it is, wherever they lie: bits 0-31 ``reach``, how
-many slots from here such keys were ever put into (so whoever looks for one stops there, and no
-tombstones are needed); bit 32 LOCK, held by the one thread that inserts such a key; bits 33-63
-count insertions.  Since the whole word is compared and swapped to take LOCK, whoever gets it knows
-that no such key was inserted since it looked.  Whatever a reader finds FULL was completely written
-before (release and acquire with GPU scope).  Looking up, updating in place and deleting take no
-lock.
+Its ``home`` word is about the keys whose home it is, wherever they lie: how many slots from here
+such keys may occupy, which only grows.  Whoever looks for a key stops there.  ``pins``, in tables
+whose entries can go (``MapSpec.deletes``, or a map that evicts), counts threads that are copying a
+value into the entry; a FREE slot with pins is not given out.  In other tables the slot of an entry
+that the session deletes is not used again.  ``used`` is there in LRU maps only.
+``egpu.codegen.hashes`` has the protocol and the argument why a key is never there twice.
 
 A producer claims by compare-and-swap on ``head`` in HBM, never waits, and counts ``dropped``
 records when the group does not fit between ``head`` and ``tail``.  It writes payload, size and
@@ -71,7 +70,7 @@ from egpu.bpf.maptypes import HASH_WINDOW, THREAD_SLOTS, Storage, traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError, UnsupportedError
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 
 LAUNCH_BLOCK_SIZE = 32
 # fmt: off
@@ -108,23 +107,22 @@ RING_PAD_COUNT = 0xFFFFFFFF
 RING_DISCARD = 1 << 63
 
 HASH_CONTROL: dict[str, tuple[int, int]] = {   # per hash map, in the device arena
-    "count":  (0, 8),          # entries, those being inserted and deleted included
+    "count":  (0, 4),          # entries
+    "entering": (4, 4),        # insertions that may still become entries; one word with ``count``
     "full":   (8, 8),          # insertions refused because the map was full
     "evicted": (24, 8),        # entries that an LRU map gave up
-    "busy":   (16, 8),         # updates and deletions given up: others were at it all the time
+    "busy":   (16, 8),         # updates given up: others were at it all the time
 }
 HASH_CONTROL_SIZE = 128
 HASH_SLOT: dict[str, tuple[int, int]] = {
     "state":  (0, 8),
     "home":   (8, 8),
-    "used":   (16, 8),         # %globaltimer of the last use; in LRU maps only
+    "pins":   (16, 8),         # in tables whose entries can go
+    "used":   (24, 8),         # %globaltimer of the last use; in LRU maps only
 }
-HASH_SLOT_HEADER = 16
-HASH_FREE, HASH_BUSY, HASH_FULL = 0, 1, 3
+HASH_FREE, HASH_CLAIMED, HASH_ENTERING, HASH_FULL = 0, 1, 2, 3
 HASH_STATE, HASH_TAG_BITS = 0b11, 22
-HASH_PIN, HASH_PINS = 1 << 24, (1 << 44) - (1 << 24)
-HASH_INCARNATION = 1 << 44
-HASH_LOCK = 1 << 32
+HASH_INCARNATION = 1 << 24
 HASH_KEY_MAXIMUM = 256              # bytes
 
 HOST_MAGIC = 0x54534F48_55504745    # "EGPUHOST"
@@ -172,6 +170,7 @@ class HashTable:
     key: int  # offset of the key in a slot
     value: int  # offset of the value in a slot (of nothing in a per-SM map)
     value_stride: int  # bytes of a value, rounded up
+    pinned: bool  # whether slots have pins
     table: int  # offset of slot 0
     values: int  # offset of the first copy of a per-SM map's values
     size: int  # bytes up to there
@@ -181,7 +180,9 @@ def hash_table(spec: MapSpec) -> HashTable:
     """The table of ``spec``: at least two slots for each entry, and never less than a window."""
     slots = max(HASH_WINDOW, 1 << (2 * spec.max_entries - 1).bit_length())
     kind = traits(spec.type)
-    key = HASH_SLOT_HEADER + (HASH_SLOT["used"][1] if kind.evicts else 0)
+    pinned = spec.deletes or kind.evicts
+    last = "used" if kind.evicts else "pins" if pinned else "home"
+    key = sum(HASH_SLOT[last])
     value, value_stride = key + round_up(spec.key_size, 8), round_up(spec.value_size, 8)
     stride = value if kind.per_sm else value + value_stride
     size = HASH_CONTROL_SIZE + slots * stride
@@ -191,6 +192,7 @@ def hash_table(spec: MapSpec) -> HashTable:
         key=key,
         value=value,
         value_stride=value_stride,
+        pinned=pinned,
         table=HASH_CONTROL_SIZE,
         values=round_up(size, SM_COPY_ALIGNMENT),
         size=size,

@@ -22,6 +22,7 @@ CASES = {
 # Primitives that order or scope memory: name, arguments, type of the result.
 ORDERED = {
     "fence_sys": ("", "void"),
+    "fence_gpu": ("", "void"),
     "load_gpu": ("i64 %a", "i64"),
     "add_gpu": ("i64 %a, i64 %v", "void"),
     "cas_gpu": ("i64 %a, i64 %c, i64 %v", "i64"),
@@ -29,6 +30,8 @@ ORDERED = {
     "fetch_add_gpu": ("i64 %a, i64 %v", "i64"),
     "swap_gpu": ("i64 %a, i64 %c, i64 %v", "i64"),
     "add_release_gpu": ("i64 %a, i64 %v", "void"),
+    "pin_gpu": ("i64 %a", "i64"),
+    "max_gpu": ("i64 %a, i64 %v", "void"),
     "release_gpu": ("i64 %a, i64 %v", "void"),
     "release_sys": ("i64 %a, i64 %v", "void"),
     "sync": ("i32 7", "void"),

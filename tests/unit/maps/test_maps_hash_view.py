@@ -30,9 +30,9 @@ def view_of(spec, entries, *, copies=1, full=0):
 
 TYPED = MapSpec("h", MapType.HASH, 4, 8, 10, btf=BTF, key_type=U32, value_type=U64)
 ENTRIES = {
-    0: (5 << 44 | 7 << 2 | L.HASH_FULL, bytes([9, 1, 0, 0]), bytes([1])),
-    1: (L.HASH_BUSY, bytes([8]), bytes([2])),
-    3: (1 << 44, bytes([7]), bytes([3])),
+    0: (5 << 24 | 7 << 2 | L.HASH_FULL, bytes([9, 1, 0, 0]), bytes([1])),
+    1: (L.HASH_CLAIMED, bytes([8]), bytes([2])),
+    3: (1 << 24, bytes([7]), bytes([3])),
     127: (L.HASH_FULL, bytes([6]), bytes([4, 1])),
 }
 
@@ -66,7 +66,7 @@ def test_values_per_sm():
     spec = MapSpec("p", MapType.PERCPU_HASH, 4, 8, 10, btf=BTF, key_type=U32, value_type=U64)
     plan = L.plan([spec], 3)
     place, shape = plan.places[0], L.hash_table(spec)
-    assert (shape.stride, shape.value_stride, shape.values) == (24, 8, 128 + 128 * 24)
+    assert (shape.stride, shape.value_stride, shape.values) == (32, 8, 128 + 128 * 32)
     assert (place.stride, plan.device_size >= place.offset + shape.values + 3 * 1024) == (
         1024,
         True,

@@ -1,5 +1,7 @@
 """The bytes of the arenas."""
 
+from dataclasses import replace
+
 import pytest
 
 from egpu.bpf.maptypes import MapType
@@ -93,9 +95,11 @@ def test_ring_table_has_a_row_per_ring():
 def test_hash_table(entries, slots):
     """Two slots for each entry, and a whole window even in the smallest table."""
     spec = MapSpec("h", MapType.HASH, 5, 12, entries)
-    shape = L.hash_table(spec)
-    assert (shape.slots, shape.key, shape.value, shape.stride) == (slots, 16, 24, 40)
-    assert shape.size == 128 + slots * 40
+    for pins, table in ((8, spec), (0, replace(spec, deletes=False))):
+        shape = L.hash_table(table)
+        assert (shape.slots, shape.pinned, shape.key) == (slots, bool(pins), 16 + pins)
+        assert (shape.value, shape.stride) == (24 + pins, 40 + pins)
+        assert shape.size == 128 + slots * (40 + pins)
     first, second = L.plan([spec, spec], 7).places
     assert second.offset - first.offset >= shape.size
 

@@ -1,0 +1,170 @@
+"""Inserting a key into a hash map: the steps of ``egpu.codegen.hashes``'s protocol."""
+
+from __future__ import annotations
+
+from egpu.codegen.arena import HASH_CLAIMED, HASH_ENTERING, HASH_FULL
+from egpu.codegen.hash_key import HashKey, memory_words
+from egpu.codegen.helper_call import copy
+from egpu.codegen.ir import GLOBAL
+from egpu.codegen.memory import Place
+from egpu.codegen.rounds import Rounds
+
+_E2BIG = -7
+_ENTERING = 1 << 32  # one more, in the word of ``count`` and ``entering``
+_EVICTED = -1  # an entry's place in the map is now one of ``entering``
+
+
+def store_value(key: HashKey, slot: str, source: Place) -> None:
+    """Copy a value into the entry in ``slot``; one of up to 8 bytes with a single store."""
+    size = key.spec.value_size
+    if size > 8:
+        copy(key.call, key.value(slot), source, size)
+        return
+    (word,) = memory_words(key.call, source, size)
+    key.body.store("i64", word, GLOBAL, key.body.pointer(key.value(slot)), 8)
+
+
+def insert(key: HashKey, rounds: Rounds, source: Place) -> None:
+    """The part of a round in which the key is not there: give 0 or -E2BIG, or go on."""
+    body = key.body
+    no_room = body.fresh("no_room")
+    if key.evicts:
+        _make_slot(key, rounds, no_room)
+    else:
+        _check_room(key, rounds, no_room)
+    _elect(key, rounds)
+    slot, distance, claimed = key.claim()
+    got, none = body.fresh("got"), body.fresh("none")
+    body.branch_if(body.compare("ne", "i64", slot, "0"), got, none)
+    body.label(none)
+    rounds.again_unless(body.compare("eq", "i64", distance, "0"))
+    body.branch(no_room)
+    body.label(got)
+    withdraw = body.fresh("withdraw")
+    _reserve(key, rounds, withdraw)
+    _write(key, slot, distance, source)
+    step = body.add(claimed, HASH_ENTERING - HASH_CLAIMED)
+    body.call_void("egpu.release_gpu", f"i64 {slot}", f"i64 {step}")
+    body.call_void("egpu.fence_gpu")
+    _enter(key, rounds, (slot, step), withdraw)
+    body.label(withdraw)
+    body.call_void("egpu.release_gpu", f"i64 {slot}", f"i64 {key.freed(claimed)}")
+    rounds.again()
+
+
+def _room(key: HashKey, word: str) -> tuple[str, str]:
+    """(whether the map is full, whether it would be if all that are entering succeed), given the
+    word of ``count`` and ``entering``."""
+    body, room = key.body, str(key.spec.max_entries)
+    entries = body.binary("and", "i64", word, str(0xFFFFFFFF))
+    entering = body.binary("lshr", "i64", word, "32")
+    together = body.binary("add", "i64", entries, entering)
+    return body.compare("uge", "i64", entries, room), body.compare("uge", "i64", together, room)
+
+
+def _check_room(key: HashKey, rounds: Rounds, no_room: str) -> None:
+    """Go to ``no_room`` if the map is full, and to the next round if those that are entering may
+    fill it.  ``no_room`` gives -E2BIG if the key is still not there."""
+    body = key.body
+    word = body.call("i64", "egpu.acquire_gpu", f"i64 {key.counter('count')}")
+    full, crowded = _room(key, word)
+    room = body.fresh("room")
+    ask = body.fresh("ask")
+    body.branch_if(full, no_room, ask)
+    body.label(no_room)
+    # Whatever filled the map is seen now, this key included.
+    slot, _ = key.find()
+    rounds.again_unless(body.compare("eq", "i64", slot, "0"))
+    key.count("full", 1)
+    rounds.give(str(_E2BIG))
+    body.label(ask)
+    body.branch_if(crowded, rounds.latch, room)
+    body.label(room)
+
+
+def _make_slot(key: HashKey, rounds: Rounds, no_room: str) -> None:
+    """Where no slot of the window is free, which is very rare: free the least recently used."""
+    body = key.body
+    room, freed = body.fresh("room"), body.fresh("freed")
+    body.branch(room)
+    body.label(no_room)
+    body.branch_if(key.evict("0"), freed, rounds.latch)
+    body.label(freed)
+    key.count("count", -1)
+    key.count("evicted", 1)
+    rounds.again()
+    body.label(room)
+
+
+def _elect(key: HashKey, rounds: Rounds) -> None:
+    """Go on with one lane of those with the same key; the others find its entry in the next
+    round."""
+    body = key.body
+    mask = body.call("i32", "egpu.active")
+    same = body.call("i32", "egpu.match", f"i64 {key.hash}", f"i32 {mask}")
+    before = body.binary("and", "i32", same, body.call("i32", "egpu.lanes_below"))
+    rounds.again_unless(body.compare("eq", "i32", before, "0"))
+
+
+def _reserve(key: HashKey, rounds: Rounds, withdraw: str) -> None:
+    """Take a place in the map, or go to ``withdraw``."""
+    body = key.body
+    count = key.counter("count")
+    word = body.call("i64", "egpu.fetch_add_gpu", f"i64 {count}", f"i64 {_ENTERING}")
+    full, crowded = _room(key, word)
+    undo, ready = body.fresh("undo"), body.fresh("ready")
+    if key.evicts:
+        ask, evict, freed = body.fresh("ask"), body.fresh("evict"), body.fresh("freed")
+        body.branch_if(crowded, ask, ready)
+        body.label(ask)
+        body.branch_if(full, evict, undo)
+        body.label(evict)
+        body.branch_if(key.evict(rounds.number()), freed, undo)
+        body.label(freed)
+        key.count("count", _EVICTED)
+        key.count("evicted", 1)
+        body.branch(ready)
+    else:
+        body.branch_if(crowded, undo, ready)
+    body.label(undo)
+    key.count("count", -_ENTERING)
+    body.branch(withdraw)
+    body.label(ready)
+
+
+def _write(key: HashKey, slot: str, distance: str, source: Place) -> None:
+    """Write key and value, and let all who look for the key look as far as this slot."""
+    body = key.body
+    farther, write = body.fresh("farther"), body.fresh("write")
+    near = body.compare("ule", "i64", distance, key.reach())
+    body.branch_if(near, write, farther)
+    body.label(farther)
+    body.call_void("egpu.max_gpu", f"i64 {key.home}", f"i64 {distance}")
+    body.branch(write)
+    body.label(write)
+    for number, word in enumerate(key.words):
+        target = body.pointer(key.memory.key_word(slot, number))
+        body.store("i64", word, GLOBAL, target, 8)
+    key.clear(slot)
+    key.touch(slot)
+    store_value(key, slot, source)
+
+
+def _enter(key: HashKey, rounds: Rounds, place: tuple[str, str], withdraw: str) -> None:
+    """Make a slot, given with its word, an entry and give 0; or give its place in the map back and
+    go to ``withdraw``."""
+    body = key.body
+    slot, entering = place
+    alone, won, lost = body.fresh("alone"), body.fresh("won"), body.fresh("lost")
+    body.branch_if(key.settle(slot), alone, lost)
+    body.label(alone)
+    entry = body.add(entering, HASH_FULL - HASH_ENTERING)
+    old = body.call("i64", "egpu.swap_gpu", f"i64 {slot}", f"i64 {entering}", f"i64 {entry}")
+    body.branch_if(body.compare("eq", "i64", old, entering), won, lost)
+    body.label(won)
+    count = key.counter("count")
+    body.call_void("egpu.add_release_gpu", f"i64 {count}", f"i64 {1 - _ENTERING}")
+    rounds.give("0")
+    body.label(lost)
+    key.count("count", -_ENTERING)
+    body.branch(withdraw)
