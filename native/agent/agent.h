@@ -116,6 +116,22 @@ struct device {
     char name[128];
 };
 
+/* What the session wants done to an arena; kind 0: nothing. */
+struct command {
+    uint32_t kind, request;
+    int file;
+    bool issued;
+    uint32_t failed; /* enum egpu_command_error, once issued */
+    CUresult detail;
+    union {
+        struct egpu_write write;
+        struct egpu_operator operator;
+        struct egpu_operate operate;
+    } body;
+};
+
+struct operation; /* a loaded kernel that does operations on a map */
+
 struct arena {
     struct arena *next;
     uint32_t number;
@@ -137,6 +153,9 @@ struct arena {
     uint32_t host_enabled; /* source of the enable word's copy */
     int files[2];          /* of the answer */
     void *packet;
+    CUstream command_stream; /* made for the first command */
+    struct command command;
+    struct operation *operators;
 };
 
 extern struct agent {
@@ -203,6 +222,7 @@ struct twin *egpu_twin(struct entry *entry, struct variant *variant, uint32_t *r
 void egpu_reply(const unsigned char *packet, size_t size, int file);
 void egpu_forget(struct variant *variant);
 void egpu_wake(void);
+bool egpu_sound(const unsigned char *image, uint64_t size);
 const char *egpu_build(struct variant *variant, struct arena *arena, struct twin **twin);
 bool egpu_fits(struct twin *twin, const struct shape *shape, uint32_t *reason);
 void egpu_set_attribute(struct entry *entry, int attribute, int value);
@@ -219,7 +239,12 @@ void egpu_snapshot_request(uint32_t request);
 void egpu_snapshot_now(struct arena *arena, uint64_t deadline, bool final);
 void egpu_snapshot_final(struct arena *arena);
 void egpu_enable_all(uint32_t enabled);
+void egpu_commands(struct arena *arena);
 void egpu_arena_close(struct arena *arena, bool context_alive);
+
+/* commands.c */
+void egpu_command(const unsigned char *packet, size_t size, int *files);
+void egpu_command_turn(struct arena *arena);
 
 /* Whether twin and reason of this variant are final for now. */
 static inline bool egpu_settled(const struct variant *variant)

@@ -59,7 +59,7 @@ static struct arena *make(CUcontext context)
         arena->context = context;
         arena->primary = is_primary(context, device);
         arena->number = ++last_number;
-        arena->files[0] = arena->files[1] = -1;
+        arena->files[0] = arena->files[1] = arena->command.file = -1;
         arena->next = atomic_load(&arenas);
         atomic_store_explicit(&arenas, arena, memory_order_release);
     } else {

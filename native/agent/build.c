@@ -32,7 +32,7 @@ static const char *because(const char *format, ...)
 }
 
 /* The driver trusts an image's header; a broken one must not make it read outside. */
-static bool sound(const unsigned char *image, uint64_t size)
+bool egpu_sound(const unsigned char *image, uint64_t size)
 {
     Elf64_Ehdr head;
     if (size < 4 || memcmp(image, ELFMAG, SELFMAG) != 0)
@@ -134,7 +134,7 @@ static const char *load(struct twin *twin, int file, uint64_t size, const struct
     if (image == MAP_FAILED)
         return because("the twin of %s cannot be mapped", name);
     const char *failure = NULL;
-    if (!sound(image, size)) {
+    if (!egpu_sound(image, size)) {
         failure = because("the twin of %s is malformed", name);
     } else if (shared->patches == NULL ||
                (failure = patch(image, size, entry, shared)) == NULL) {

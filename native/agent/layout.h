@@ -41,5 +41,7 @@
 #define EGPU_HOST_CONTROL_AT_SEQUENCE 40u /* 8 bytes */
 #define EGPU_HOST_CONTROL_AT_SNAPSHOT_TIME 48u /* 8 bytes */
 #define EGPU_HOST_CONTROL_AT_FINAL 56u /* 4 bytes */
+#define EGPU_HOST_CONTROL_AT_COMMANDS 64u /* 8 bytes */
+#define EGPU_HOST_CONTROL_AT_COMMANDS_SIZE 72u /* 8 bytes */
 
 #endif

@@ -19,6 +19,7 @@ enum egpu_kind {
     EGPU_RESOLVE = 5,
     EGPU_TWIN_STATE = 6,
     EGPU_SNAPSHOT_DONE = 7,
+    EGPU_COMMAND_DONE = 8,
     EGPU_WELCOME = 32,
     EGPU_BYE = 33,
     EGPU_ARENA = 34,
@@ -29,6 +30,9 @@ enum egpu_kind {
     EGPU_EPOCH = 39,
     EGPU_SNAPSHOT = 40,
     EGPU_DETACH = 41,
+    EGPU_WRITE = 42,
+    EGPU_OPERATOR = 43,
+    EGPU_OPERATE = 44,
 };
 
 enum egpu_image_source {
@@ -48,6 +52,14 @@ enum egpu_reason {
     EGPU_REASON_DETACHED = 7,
     EGPU_REASON_ARENA = 8,
     EGPU_REASON_FORM = 9,
+};
+
+enum egpu_command_error {
+    EGPU_COMMAND_NONE = 0,
+    EGPU_COMMAND_GONE = 1,
+    EGPU_COMMAND_MALFORMED = 2,
+    EGPU_COMMAND_DRIVER = 3,
+    EGPU_COMMAND_BUSY = 4,
 };
 
 /* the first three fields never change */
@@ -125,6 +137,12 @@ struct egpu_snapshot_done {
     uint32_t error;
 };
 
+/* answers WRITE, OPERATOR and OPERATE once it is done; detail is the driver's error */
+struct egpu_command_done {
+    uint32_t error;
+    uint32_t detail;
+};
+
 /* answers HELLO; file 0 is the stats memory */
 struct egpu_welcome {
     uint64_t stats_size;
@@ -192,6 +210,29 @@ struct egpu_epoch {
     uint32_t twin_wait_ms;
 };
 
+/* copy to the device arena what the command area holds: rows of struct egpu_write */
+struct egpu_write {
+    uint32_t arena;
+    uint32_t size;
+};
+
+/* load an image whose kernel egpu_operate does operations on a map; file 0 is the image (PTX ends with a NUL) */
+struct egpu_operator {
+    uint64_t size;
+    uint32_t arena;
+    uint32_t number;
+};
+
+/* run it over count operations, stride bytes each, at the start of the command area; their results follow as u64s at offset results */
+struct egpu_operate {
+    uint32_t arena;
+    uint32_t number;
+    uint32_t count;
+    uint32_t stride;
+    uint32_t results;
+    uint32_t reserved;
+};
+
 /* reader positions of one ring map */
 struct egpu_ring {
     uint64_t host_offset;
@@ -211,6 +252,14 @@ struct egpu_patch {
 struct egpu_init_chunk {
     uint64_t offset;
     uint64_t size;
+};
+
+/* a row of WRITE: rows of size bytes, stride apart on the device; then the bytes */
+struct egpu_write_row {
+    uint64_t offset;
+    uint64_t size;
+    uint64_t stride;
+    uint64_t rows;
 };
 
 struct egpu_stats_header {

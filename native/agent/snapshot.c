@@ -123,16 +123,22 @@ uint64_t egpu_arena_tick(uint64_t now)
     uint32_t ready = 0;
     pthread_mutex_lock(&egpu.arena_lock);
     for (struct arena *arena = egpu_arenas(); arena != NULL; arena = arena->next) {
-        if (atomic_load(&arena->state) != ARENA_READY)
+        int state = atomic_load(&arena->state);
+        if (state == ARENA_FAILED || state == ARENA_GONE)
+            egpu_command_turn(arena);
+        if (state != ARENA_READY)
             continue;
-        if (!tick(arena, now)) {
+        if (!tick(arena, now) || (arena->command.kind != 0 && !alive(arena))) {
             give_up(arena);
             unanswered++;
+            egpu_command_turn(arena);
             continue;
         }
+        egpu_command_turn(arena);
         ready++;
         waiting |= arena->copying || arena->requested;
-        uint64_t want = arena->ring_count != 0 || arena->copying ? TICK_NS : WATCH_NS;
+        bool busy = arena->ring_count != 0 || arena->copying || arena->command.kind != 0;
+        uint64_t want = busy ? TICK_NS : WATCH_NS;
         sleep = want < sleep ? want : sleep;
     }
     pthread_mutex_unlock(&egpu.arena_lock);
@@ -185,6 +191,15 @@ void egpu_snapshot_now(struct arena *arena, uint64_t deadline, bool final)
         egpu_say("device %u: no last snapshot; counts are those of the snapshot before",
                  arena->device.ordinal);
     }
+    pthread_mutex_unlock(&egpu.arena_lock);
+}
+
+/* Begins or ends what the session wants done to the arena, which is in use. */
+void egpu_commands(struct arena *arena)
+{
+    pthread_mutex_lock(&egpu.arena_lock);
+    if (arena->command.kind != 0 && (atomic_load(&arena->state) != ARENA_READY || alive(arena)))
+        egpu_command_turn(arena);
     pthread_mutex_unlock(&egpu.arena_lock);
 }
 

@@ -60,6 +60,11 @@ static void dispatch(size_t size, int *files)
     case EGPU_SNAPSHOT:
         egpu_snapshot_request(header.request);
         break;
+    case EGPU_WRITE:
+    case EGPU_OPERATOR:
+    case EGPU_OPERATE:
+        egpu_command(packet, size, files);
+        break;
     case EGPU_DETACH:
         egpu_stop();
         egpu_wake();
@@ -81,8 +86,10 @@ static bool finish(void)
     for (struct arena *arena = egpu_arenas(); arena != NULL; arena = arena->next) {
         if (atomic_load(&arena->state) != ARENA_READY || (only && arena->context != only))
             continue;
+        egpu_commands(arena); /* begun before the device is waited for: the snapshot has it */
         if (CALL(cuCtxSetCurrent, arena->context) == CUDA_SUCCESS)
             CALL(cuCtxSynchronize);
+        egpu_commands(arena);
         egpu_snapshot_now(arena, egpu_now() + egpu.exit_wait_ms * 1000000ull, only == NULL);
     }
     atomic_store(&finish_state, atomic_exchange(&abandoned, 0) ? FINISH_NONE : FINISH_DONE);

@@ -1,10 +1,11 @@
-"""The six error types of egpu.
+"""The error types of egpu.
 
 Each carries the data its caller needs.  A message names the thing, the place and the next step.
 
 EgpuError
 ├── InputError          the user can fix it (exit code 1; ``usage=True`` gives exit code 2)
-│   └── VerifierError   a program was refused; carries instruction, path and states
+│   ├── VerifierError   a program was refused; carries instruction, path and states
+│   └── MapError        a map refused a change, for Linux's reason; carries the error number
 ├── UnsupportedError    egpu, this machine or this kernel cannot do it
 ├── DeviceFault         a kernel faulted (real or simulated device)
 ├── AgentError          the workload side broke: wire, agent, process
@@ -71,6 +72,14 @@ class VerifierError(InputError):
         self.insn = insn
         self.line = line
         self.path = path
+
+
+class MapError(InputError):
+    """A map refused a change; ``errno`` is Linux's number, as in the errno module."""
+
+    def __init__(self, message: str, *, errno: int, where: str = "", hint: str = "") -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.errno = errno
 
 
 class UnsupportedError(EgpuError):

@@ -26,7 +26,7 @@ class Broker:
     def process_ended(self, pid):
         pass
 
-    def open_device(self, pid, device):
+    def open_device(self, pid, device, link):
         raise AgentError("no device here")
 
     def resolve(self, seen):

@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DEVICE_SIZE = 8192
 SLOTS = 4
 READERS = 4096
-SNAPSHOT = 8192
+COMMANDS = 8192
+COMMAND_SIZE = 4096
+SNAPSHOT = COMMANDS + COMMAND_SIZE
 HOST_SIZE = SNAPSHOT + DEVICE_SIZE
 
 
@@ -50,6 +52,7 @@ class Broker:
         self.started = []
         self.ended = []
         self.hosts = []
+        self.links = []
 
     def process_started(self, pid, command):
         self.started.append((pid, command))
@@ -57,7 +60,7 @@ class Broker:
     def process_ended(self, pid):
         self.ended.append(pid)
 
-    def open_device(self, pid, device):
+    def open_device(self, pid, device, link):
         file = memory_file("host", HOST_SIZE)
         control = {
             "magic": maps.HOST_MAGIC,
@@ -66,11 +69,14 @@ class Broker:
             "size": HOST_SIZE,
             "snapshot": SNAPSHOT,
             "snapshot_size": DEVICE_SIZE,
+            "commands": COMMANDS,
+            "commands_size": COMMAND_SIZE,
         }
         for name, value in control.items():
             offset, size = maps.HOST_CONTROL[name]
             os.pwrite(file, value.to_bytes(size, "little"), offset)
         self.hosts.append((pid, device, file))
+        self.links.append(link)
         return ArenaSetup(
             device_size=DEVICE_SIZE,
             host_fd=file,

@@ -1,5 +1,6 @@
 """Reaching the workload: wire, server, launch. Importing starts nothing."""
 
+from egpu.agent.commands import OPERATE_KERNEL, ArenaLink
 from egpu.agent.launch import agent_environment, agent_library, launch
 from egpu.agent.protocol import Reason
 from egpu.agent.server import Server
@@ -18,6 +19,8 @@ from egpu.agent.twin import (
 )
 
 __all__ = [
+    "OPERATE_KERNEL",
+    "ArenaLink",
     "ArenaSetup",
     "Broker",
     "DeviceInfo",

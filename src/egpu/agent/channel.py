@@ -9,6 +9,7 @@ import resource
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from egpu.agent.protocol import FILES_LIMIT, PACKET_LIMIT
 from egpu.errors import AgentError
@@ -90,6 +91,23 @@ def init_image(chunks: Sequence[tuple[int, bytes]]) -> bytes:
     for offset, data in chunks:
         parts += [struct.pack("<QQ", offset, len(data)), data, bytes(-len(data) % 8)]
     return b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRow:
+    """Bytes for the device arena: ``rows`` parts of the same size, the first at ``offset`` and each
+    ``stride`` bytes after the one before."""
+
+    offset: int
+    data: bytes
+    rows: int = 1
+    stride: int = 0
+
+
+def write_row(row: WriteRow) -> bytes:
+    """A row as the agent reads it from the command area: ``protocol.WRITE``, bytes padded to 8."""
+    head = struct.pack("<4Q", row.offset, len(row.data) // row.rows, row.stride, row.rows)
+    return head + row.data + bytes(-len(row.data) % 8)
 
 
 def patch_rows(patches: Sequence[tuple[int, int]]) -> bytes:

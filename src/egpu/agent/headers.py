@@ -43,6 +43,8 @@ def protocol_header() -> str:
     lines += [f"    EGPU_SOURCE_{source.name} = {source.value}," for source in wire.ImageSource]
     lines += ["};", "", "enum egpu_reason {"]
     lines += [f"    EGPU_REASON_{reason.name} = {reason.value}," for reason in wire.Reason]
+    lines += ["};", "", "enum egpu_command_error {"]
+    lines += [f"    EGPU_COMMAND_{error.name} = {error.value}," for error in wire.CommandError]
     lines += ["};", ""]
     lines += _struct("egpu_header", wire.HEADER, "the first three fields never change")
     for message in wire.MESSAGES:
@@ -54,6 +56,8 @@ def protocol_header() -> str:
     lines += _struct("egpu_ring", wire.RING, "reader positions of one ring map")
     lines += _struct("egpu_patch", wire.PATCH, "a place in a twin's image that takes an address")
     lines += _struct("egpu_init_chunk", wire.INIT_CHUNK, "then size bytes, padded to 8")
+    comment = "a row of WRITE: rows of size bytes, stride apart on the device; then the bytes"
+    lines += _struct("egpu_write_row", wire.WRITE, comment)
     lines += _struct("egpu_stats_header", wire.STATS_HEADER)
     slot = _struct("egpu_stats_slot", wire.STATS_SLOT)
     words = len(wire.STATS_SLOT) + wire.STATS_REASONS

@@ -9,11 +9,12 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 from egpu.agent import channel
 from egpu.agent import protocol as wire
-from egpu.agent.protocol import ImageSource, Packet, Reason
+from egpu.agent.protocol import CommandError, ImageSource, Packet, Reason
 from egpu.agent.twin import DeviceInfo, KernelSeen, LaunchCost, ProcessStats, SlotStats, TwinState
 from egpu.errors import AgentError
 
@@ -49,6 +50,7 @@ class Peer:
         self.greeted = False
         self.ended = False
         self.snapshots: dict[int, threading.Event] = {}
+        self._commands: dict[int, Future[tuple[int, int]]] = {}
         self.names: dict[int, str] = {}
         self.refusals: dict[int, list[str]] = {}
         self.twins: dict[int, TwinState] = {}
@@ -92,6 +94,21 @@ class Peer:
                 # Gone, or it has not read for long: the receiver sees the end and cleans up.
                 with contextlib.suppress(OSError):
                     self.connection.shutdown(socket.SHUT_RDWR)
+
+    def expect(self, request: int, answer: Future[tuple[int, int]]) -> None:
+        """``answer`` is to get (error, detail) of COMMAND_DONE for ``request``."""
+        with self._lock:
+            if self.ended:
+                answer.set_result((CommandError.GONE, 0))
+            else:
+                self._commands[request] = answer
+
+    def command_done(self, packet: Packet) -> None:
+        """A COMMAND_DONE message."""
+        with self._lock:
+            answer = self._commands.pop(packet.request, None)
+        if answer is not None:
+            answer.set_result((packet.fields["error"], packet.fields["detail"]))
 
     def keep_image(self, packet: Packet, files: list[int]) -> None:
         """Keeps what an IMAGE message brings: as bytes, which take the same memory as the memfd but
@@ -201,6 +218,9 @@ class Peer:
             self.ended = True
             self.connection.close()
             self._images = {}
+            commands, self._commands = self._commands, {}
+        for answer in commands.values():
+            answer.set_result((CommandError.GONE, 0))
         for event in list(self.snapshots.values()):
             event.set()
 

@@ -36,6 +36,7 @@ class Kind(enum.IntEnum):
     RESOLVE = 5
     TWIN_STATE = 6
     SNAPSHOT_DONE = 7
+    COMMAND_DONE = 8
     WELCOME = 32
     BYE = 33
     ARENA = 34
@@ -46,6 +47,9 @@ class Kind(enum.IntEnum):
     EPOCH = 39
     SNAPSHOT = 40
     DETACH = 41
+    WRITE = 42
+    OPERATOR = 43
+    OPERATE = 44
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ MESSAGES: Final = (
              ("slot", "u32")), ("reason",)),
     Message(Kind.SNAPSHOT_DONE, "answers SNAPSHOT; error counts arenas that could not be copied",
             (("arenas", "u32"), ("error", "u32"))),
+    Message(Kind.COMMAND_DONE, "answers WRITE, OPERATOR and OPERATE once it is done; detail is the "
+            "driver's error", (("error", "u32"), ("detail", "u32"))),
     # session to agent
     Message(Kind.WELCOME, "answers HELLO; file 0 is the stats memory",
             (("stats_size", "u64"), ("layout", "u32"), ("epoch", "u32"), ("twin_wait_ms", "u32"),
@@ -108,6 +114,16 @@ MESSAGES: Final = (
             (("epoch", "u32"), ("twin_wait_ms", "u32"))),
     Message(Kind.SNAPSHOT, "copy every arena now"),
     Message(Kind.DETACH, "use no twin from now on"),
+    # Commands: one at a time for each arena, over a private stream.
+    Message(Kind.WRITE, "copy to the device arena what the command area holds: rows of struct "
+            "egpu_write", (("arena", "u32"), ("size", "u32"))),
+    Message(Kind.OPERATOR, "load an image whose kernel egpu_operate does operations on a map; "
+            "file 0 is the image (PTX ends with a NUL)",
+            (("size", "u64"), ("arena", "u32"), ("number", "u32")), files=1),
+    Message(Kind.OPERATE, "run it over count operations, stride bytes each, at the start of the "
+            "command area; their results follow as u64s at offset results",
+            (("arena", "u32"), ("number", "u32"), ("count", "u32"), ("stride", "u32"),
+             ("results", "u32"))),
 )
 
 RING: Final = (   # a row of ARENA.rings: reader positions of one ring map
@@ -116,6 +132,9 @@ RING: Final = (   # a row of ARENA.rings: reader positions of one ring map
 )
 PATCH: Final = (("offset", "u64"), ("addend", "u64"))  # in a TWIN's image: an address goes there
 INIT_CHUNK: Final = (("offset", "u64"), ("size", "u64"))  # then size bytes, padded to 8
+WRITE: Final = (  # a row of WRITE; then rows x size bytes, padded to 8
+    ("offset", "u64"), ("size", "u64"), ("stride", "u64"), ("rows", "u64"),
+)
 
 
 class ImageSource(enum.IntEnum):
@@ -139,6 +158,16 @@ class Reason(enum.IntEnum):
     DETACHED = 7     # detached, session lost or process ending
     ARENA = 8        # no arena for this context
     FORM = 9         # a launch call that carries no hidden parameter (cuLaunchGrid, multi-device)
+
+
+class CommandError(enum.IntEnum):
+    """Why a command was not done; ``error`` of COMMAND_DONE."""
+
+    NONE = 0
+    GONE = 1         # no such arena, or it is not usable any more
+    MALFORMED = 2    # it reaches outside of the arenas, or an image cannot be one
+    DRIVER = 3       # the driver refused; detail is its error
+    BUSY = 4         # the command before it is not done
 
 
 STATS_MAGIC: Final = 0x54415453_55504745    # "EGPUSTAT"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from egpu.agent import channel
 from egpu.agent import protocol as wire
+from egpu.agent.commands import ArenaLink
 from egpu.agent.peer import Peer, device_of
 from egpu.agent.protocol import Kind, Packet, encode
 from egpu.agent.totals import by_kernel
@@ -106,9 +107,7 @@ class Server:
         """Has every live process copy its arenas to the host arenas; True if all did in time."""
         waits = []
         for peer in self._live():
-            with self._lock:
-                self._request += 1
-                request = self._request
+            request = self._next_request()
             event = peer.snapshots.setdefault(request, threading.Event())
             peer.send(encode(Kind.SNAPSHOT, request=request))
             waits.append((peer, request, event))
@@ -117,6 +116,11 @@ class Server:
         for peer, request, _ in waits:
             peer.snapshots.pop(request, None)
         return all(done)
+
+    def _next_request(self) -> int:
+        with self._lock:
+            self._request += 1
+            return self._request
 
     def detach(self) -> None:
         """No twin is launched from now on, captured ones do nothing; ``set_epoch`` undoes it."""
@@ -284,6 +288,8 @@ class Server:
                 state = peer.note_twin(packet)
                 if self._on_twin is not None:
                     self._on_twin(state)
+            case Kind.COMMAND_DONE:
+                peer.command_done(packet)
             case Kind.SNAPSHOT_DONE:
                 event = peer.snapshots.get(packet.request)
                 if event is not None:
@@ -324,7 +330,8 @@ class Server:
     def _open_arena(self, peer: Peer, packet: Packet) -> None:
         number = packet.fields["arena"]
         try:
-            setup = self._broker.open_device(peer.pid, device_of(packet))
+            link = ArenaLink(peer, number, self._next_request)
+            setup = self._broker.open_device(peer.pid, device_of(packet), link)
             rows = channel.ring_rows(setup.rings)
             init = channel.init_image(setup.chunks)
             message = encode(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from egpu.agent.protocol import Reason
 from egpu.maps import RingTable
+
+if TYPE_CHECKING:
+    from egpu.agent.commands import ArenaLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +219,8 @@ class Broker(Protocol):
     def process_ended(self, pid: int) -> None:
         """Its connection closed: it ended, or replaced itself by exec."""
 
-    def open_device(self, pid: int, device: DeviceInfo) -> ArenaSetup:
-        """Map memory for one more context of ``pid`` on ``device``."""
+    def open_device(self, pid: int, device: DeviceInfo, link: ArenaLink) -> ArenaSetup:
+        """Map memory for one more context of ``pid`` on ``device``; ``link`` reaches it later."""
 
     def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
         """Is there a twin of this kernel?"""

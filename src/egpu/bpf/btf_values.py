@@ -113,14 +113,23 @@ def _variables(btf: Btf, row: BtfType, data: bytes, depth: int) -> Iterator[tupl
         yield variable.name, decode_value(btf, variable.type, part, depth - 1)
 
 
-@cache
-def _tuple_class(name: str, names: tuple[str, ...]) -> type:
-    """A namedtuple class for these C names, made legal and different from each other."""
+def legal_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """C names as fields of a namedtuple: legal, and different from each other."""
     legal: list[str] = []
     for position, original in enumerate(names):
         field = original.lstrip("_") or f"field{position}"
         if keyword.iskeyword(field) or not field.isidentifier():
             field = f"{field}_" if keyword.iskeyword(field) else f"field{position}"
         legal.append(f"{field}_{position}" if field in legal else field)
-    title = name if name.isidentifier() and not keyword.iskeyword(name) else "anonymous"
-    return namedtuple(title, legal)  # the fields come from the object
+    return tuple(legal)
+
+
+def class_name(name: str) -> str:
+    """The name of a struct's namedtuple class."""
+    return name if name.isidentifier() and not keyword.iskeyword(name) else "anonymous"
+
+
+@cache
+def _tuple_class(name: str, names: tuple[str, ...]) -> type:
+    """A namedtuple class for these C names."""
+    return namedtuple(class_name(name), legal_names(names))  # the fields come from the object

@@ -1,11 +1,12 @@
 """Floor 3: a verified program becomes code. eBPF to LLVM IR to PTX or x86-64."""
 
 from egpu.codegen.device_code import DeviceCode, Launch, Relocation, RelocKind, Target
-from egpu.codegen.executor import compile_executor_ptx
+from egpu.codegen.executor import OPERATE_KERNEL, compile_executor_ptx, compile_operate_ptx
 from egpu.codegen.host import HostArenas, HostProgram, run_host
 from egpu.codegen.probe import compile_probe
 
 __all__ = [
+    "OPERATE_KERNEL",
     "DeviceCode",
     "HostArenas",
     "HostProgram",
@@ -14,6 +15,7 @@ __all__ = [
     "Relocation",
     "Target",
     "compile_executor_ptx",
+    "compile_operate_ptx",
     "compile_probe",
     "run_host",
 ]

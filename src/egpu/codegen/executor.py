@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from egpu.codegen.lower import lower
+import re
+
+from egpu.codegen.arena import LAUNCH_BLOCK, ArenaLayout
+from egpu.codegen.device_code import Relocation, RelocKind
+from egpu.codegen.lower import Lowered, lower
 from egpu.codegen.probe import KERNEL_ATTRIBUTES
 from egpu.codegen.targets import Machine, emit_ptx
 from egpu.errors import UnsupportedError
 from egpu.verifier.verified import VerifiedProgram
 
 KERNEL = "egpu_exec"
+OPERATE_KERNEL = "egpu_operate"
+_PLACE = re.compile(r"mov\.b64\s+(%\w+),\s*(__egpu_\w+);")
+# Parameters of OPERATE_KERNEL that stand for fields of the launch block.
+_ARENAS = {LAUNCH_BLOCK["device_arena"][0]: 4, LAUNCH_BLOCK["host_arena"][0]: 5}
 
 
 def compile_executor_ptx(vp: VerifiedProgram) -> str:
@@ -26,8 +34,51 @@ def compile_executor_ptx(vp: VerifiedProgram) -> str:
             f"program {vp.program.name} on the PTX executor: it uses {names}",
             needs="a program without maps and without launch fields",
         )
-    start = f"""\
-define ptx_kernel void @{KERNEL}(i64 %memory, i64 %stride, i64 %results, i64 %count) #0 {{
+    return emit_ptx(lowered.module(_kernel(lowered, vp, KERNEL, "")))
+
+
+def compile_operate_ptx(vp: VerifiedProgram, layout: ArenaLayout) -> str:
+    """The same for a program with maps, which lie in arenas of ``layout``: PTX with the kernel
+    ``egpu_operate(u64 memory, u64 stride, u64 results, u64 count, u64 device_arena,
+    u64 host_arena)``.
+
+    Raises TypeError for anything that the verifier did not make, UnsupportedError for a program
+    that needs the launch of a probed kernel.
+    """
+    lowered = lower(vp, Machine.NVPTX)
+    values = {symbol.symbol: _value(vp, symbol, layout) for symbol in lowered.symbols}
+    arenas = ", i64 %device_arena, i64 %host_arena"
+    text = emit_ptx(lowered.module(_kernel(lowered, vp, OPERATE_KERNEL, arenas)))
+    return _PLACE.sub(lambda found: f"{values[found[2]].format(register=found[1])}", text)
+
+
+def _value(vp: VerifiedProgram, symbol: Relocation, layout: ArenaLayout) -> str:
+    """The statement that leaves a symbol's value in a register."""
+    if symbol.kind is RelocKind.LAUNCH and symbol.index in _ARENAS:
+        parameter = f"{OPERATE_KERNEL}_param_{_ARENAS[symbol.index]}"
+        return f"ld.param.u64 {{register}}, [{parameter}];"
+    place = layout.places[symbol.index] if symbol.index < len(layout.places) else None
+    if symbol.kind is RelocKind.SM_SLOTS:
+        number = layout.sm_slots
+    elif place is not None and symbol.kind is RelocKind.MAP:
+        number = place.offset
+    elif place is not None and symbol.kind is RelocKind.MAP_STRIDE:
+        number = place.stride
+    elif place is not None and symbol.kind is RelocKind.MAP_SPREAD:
+        number = place.spread
+    else:
+        raise UnsupportedError(
+            f"program {vp.program.name} outside of a kernel: it reads {symbol.symbol}",
+            needs="a kernel launch",
+        )
+    return f"mov.b64 {{register}}, {number};"
+
+
+def _kernel(lowered: Lowered, vp: VerifiedProgram, name: str, more: str) -> str:
+    """IR of the kernel ``name``; ``more`` are parameters after the usual four."""
+    parameters = f"i64 %memory, i64 %stride, i64 %results, i64 %count{more}"
+    return f"""\
+define ptx_kernel void @{name}({parameters}) #0 {{
   %block = call i32 @egpu.ctaid_x()
   %width = call i32 @egpu.ntid_x()
   %thread = call i32 @egpu.tid_x()
@@ -51,4 +102,3 @@ done:
   ret void
 }}
 {KERNEL_ATTRIBUTES}"""
-    return emit_ptx(lowered.module(start))

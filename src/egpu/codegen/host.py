@@ -23,8 +23,9 @@ class HostArenas:
     ``device`` and ``host`` are the bytes, laid out as ``layout`` says; they live as long as this.
     """
 
-    def __init__(self, vp: VerifiedProgram) -> None:
-        self.layout: ArenaLayout = plan(vp.program.maps, 1)
+    def __init__(self, vp: VerifiedProgram, layout: ArenaLayout | None = None) -> None:
+        """``layout`` is that of a device whose memory this stands in for; None: of this one."""
+        self.layout: ArenaLayout = plan(vp.program.maps, 1) if layout is None else layout
         self._device, self.device = _aligned(self.layout.device_size)
         self._host, self.host = _aligned(self.layout.host_size)
         for offset, data in initial_chunks(self.layout, vp.program.maps, os.getpid()):

@@ -1,5 +1,6 @@
 """Shared state of probes and people: bytes on the device, memory, Python views, ring buffers."""
 
+from egpu.maps.changes import Changes, MapHost, UpdateFlag, Values
 from egpu.maps.hash_view import HashView
 from egpu.maps.layout import (
     ArenaLayout,
@@ -17,9 +18,11 @@ from egpu.maps.view import MapCopy, MapView, summable
 __all__ = [
     "ArenaLayout",
     "Batch",
+    "Changes",
     "HashView",
     "HostArena",
     "MapCopy",
+    "MapHost",
     "MapPlace",
     "MapView",
     "RingControl",
@@ -28,6 +31,8 @@ __all__ = [
     "RingTable",
     "Snapshot",
     "ThreadView",
+    "UpdateFlag",
+    "Values",
     "initial_chunks",
     "plan",
     "ring_controls",

@@ -1,8 +1,8 @@
-"""Reading hash maps from Python."""
+"""Hash maps in Python."""
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from egpu.bpf.maptypes import traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
+from egpu.maps.changes import Changes, MapHost
 from egpu.maps.layout import HASH_CONTROL, HASH_FULL, HASH_STATE, MapPlace, hash_table
 from egpu.maps.memory import Snapshot
-from egpu.maps.view import MapCopy, sum_rows
+from egpu.maps.view import Copies, MapCopy, finder, sum_rows
 
 
-class HashView(Mapping[Any, object]):
+class HashView(Changes, Mapping[Any, object]):
     """A hash map: keys and values decoded by the map's BTF types, bytes without BTF.
 
     Reads show the last snapshot: complete once the launches it covers have finished.  A snapshot
@@ -30,11 +31,16 @@ class HashView(Mapping[Any, object]):
     A workload with several contexts has a table in each, read from ``copies()``.
     """
 
-    def __init__(self, spec: MapSpec, copies: Sequence[MapCopy]) -> None:
+    def __init__(self, spec: MapSpec, copies: Copies, host: MapHost | None = None) -> None:
         if not traits(spec.type).hashed:
             raise InternalError(f"map {spec.name} ({spec.type.name}) is not a hash map")
         self._spec = spec
-        self._copies = tuple(copies)
+        self._find = finder(copies)
+        self._host = host
+
+    @property
+    def _copies(self) -> tuple[MapCopy, ...]:
+        return self._find()
 
     @property
     def spec(self) -> MapSpec:
@@ -43,7 +49,10 @@ class HashView(Mapping[Any, object]):
 
     def copies(self) -> tuple[HashView, ...]:
         """A view of each context's table, in the order in which the contexts appeared."""
-        return tuple(HashView(self._spec, (copy,)) for copy in self._copies)
+        return tuple(
+            HashView(self._spec, (copy,), None if self._host is None else self._host.part(number))
+            for number, copy in enumerate(self._copies)
+        )
 
     def counter(self, name: str) -> int:
         """A counter of ``layout.HASH_CONTROL``, over all contexts.
@@ -81,6 +90,7 @@ class HashView(Mapping[Any, object]):
     def _read(self) -> Iterator[tuple[Any, NDArray[np.uint8]]]:
         """Each key and its values, a row of bytes for each copy."""
         if not self._copies:
+            yield from self._initial()
             return
         if len(self._copies) > 1:
             raise InputError(
@@ -97,6 +107,18 @@ class HashView(Mapping[Any, object]):
             values = _per_sm_rows(shot, copy, spec)[numbers]
         for key, own in zip(keys, values, strict=True):
             yield self._decode(spec.key_type, key.tobytes()), own
+
+    def _initial(self) -> Iterator[tuple[Any, NDArray[np.uint8]]]:
+        """What was set for a workload that has no memory yet."""
+        spec = self._spec
+        for key, values in self._host.initial().items() if self._host is not None else ():
+            own = np.frombuffer(b"".join(values), np.uint8).reshape(len(values), spec.value_size)
+            yield self._decode(spec.key_type, key), own
+
+    def lookup_batch(self, keys: Iterable[Any]) -> dict[Any, object]:
+        """The values of those of ``keys`` that are there, in one snapshot."""
+        found = self.to_dict()
+        return {key: found[key] for key in keys if key in found}
 
     def __getitem__(self, key: Any) -> object:
         return self.to_dict()[key]

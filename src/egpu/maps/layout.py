@@ -29,6 +29,7 @@ Host arena (a memfd)::
     4096   ring reader positions: per ring map, per SM slot, a u64, 64 bytes apart
     ...    ring records: per ring map, per SM slot, ``ring_size`` bytes (a power of two), from a
            page on
+    ...    command area: what the session wants written to maps, COMMAND_SIZE bytes from a page on
     ...    snapshot area: an image of the device arena, page aligned
 
 Ring: positions are byte counts that never wrap; byte ``p`` lies at ``p % ring_size``.  A claim is a
@@ -136,8 +137,11 @@ HOST_CONTROL: dict[str, tuple[int, int]] = {
     "sequence":      (40, 8),  # snapshots completed; odd while one is being copied
     "snapshot_time": (48, 8),  # CLOCK_MONOTONIC ns of the last complete snapshot
     "final":         (56, 4),  # 1: the workload made its last snapshot
+    "commands":      (64, 8),  # byte offset of the command area
+    "commands_size": (72, 8),
 }
 HOST_CONTROL_SIZE = 4096
+COMMAND_SIZE = 256 << 10            # bytes of the command area
 READER_STRIDE = 64
 PAGE = 4096
 SM_COPY_ALIGNMENT = 128             # an L2 line: copies of two SMs never share one
@@ -208,6 +212,7 @@ class ArenaLayout:
     device_size: int
     host_size: int
     snapshot: int  # offset of the snapshot area in the host arena
+    commands: int  # offset of the command area in the host arena
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +299,7 @@ def _spread(one_each: int) -> int:
 
 
 def _with_host(device: list[MapPlace], sm_slots: int, device_size: int) -> ArenaLayout:
-    """The layout once the device side is known: reader positions, then records, then snapshot."""
+    """The layout once the device side is known: reader positions, records, commands, snapshot."""
     readers = HOST_CONTROL_SIZE
     rings = sum(1 for place in device if place.ring_size)
     data = round_up(readers + rings * sm_slots * READER_STRIDE, PAGE)
@@ -306,8 +311,10 @@ def _with_host(device: list[MapPlace], sm_slots: int, device_size: int) -> Arena
             data += sm_slots * place.ring_size
         else:
             places.append(place)
-    snapshot = round_up(data, PAGE)
-    return ArenaLayout(sm_slots, tuple(places), device_size, snapshot + device_size, snapshot)
+    commands = round_up(data, PAGE)
+    snapshot = commands + COMMAND_SIZE
+    size = snapshot + device_size
+    return ArenaLayout(sm_slots, tuple(places), device_size, size, snapshot, commands)
 
 
 def _check(spec: MapSpec) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from egpu.errors import AgentError, UnsupportedError
 from egpu.maps.layout import (
+    COMMAND_SIZE,
     HOST_CONTROL,
     HOST_MAGIC,
     LAYOUT_VERSION,
@@ -140,6 +141,8 @@ class HostArena:
             "size": layout.host_size,
             "snapshot": layout.snapshot,
             "snapshot_size": layout.device_size,
+            "commands": layout.commands,
+            "commands_size": COMMAND_SIZE,
             "magic": HOST_MAGIC,
         }
         for name, value in values.items():

@@ -1,16 +1,17 @@
-"""Reading per-thread arrays from Python."""
+"""Per-thread arrays in Python."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from egpu.bpf.maptypes import traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
-from egpu.maps.view import MapCopy
+from egpu.maps.changes import Changes, MapHost
+from egpu.maps.view import Copies, MapCopy, finder
 
 
-class ThreadView(Mapping[int, tuple[object, ...]]):
+class ThreadView(Changes, Mapping[int, tuple[object, ...]]):
     """A per-thread array: for each key, the value of every thread slot in the order of the threads'
     numbers (along x, then y, then z of the launch), decoded by the map's BTF type.
 
@@ -18,11 +19,16 @@ class ThreadView(Mapping[int, tuple[object, ...]]):
     ``copies()``.
     """
 
-    def __init__(self, spec: MapSpec, copies: Sequence[MapCopy]) -> None:
+    def __init__(self, spec: MapSpec, copies: Copies, host: MapHost | None = None) -> None:
         if not traits(spec.type).per_thread:
             raise InternalError(f"map {spec.name} ({spec.type.name}) is not per thread")
         self._spec = spec
-        self._copies = tuple(copies)
+        self._find = finder(copies)
+        self._host = host
+
+    @property
+    def _copies(self) -> tuple[MapCopy, ...]:
+        return self._find()
 
     @property
     def spec(self) -> MapSpec:
@@ -31,12 +37,19 @@ class ThreadView(Mapping[int, tuple[object, ...]]):
 
     def copies(self) -> tuple[ThreadView, ...]:
         """A view of each context's copy, in the order in which the contexts appeared."""
-        return tuple(ThreadView(self._spec, (copy,)) for copy in self._copies)
+        return tuple(
+            ThreadView(self._spec, (copy,), None if self._host is None else self._host.part(number))
+            for number, copy in enumerate(self._copies)
+        )
 
     def raw(self, key: int) -> bytes:
         """The values of ``key`` one after the other without padding, as bpftime's user space reads
         them: value_size bytes for each thread slot."""
         return b"".join(self._rows(key))
+
+    def lookup_batch(self, keys: Iterable[int]) -> dict[int, tuple[object, ...]]:
+        """The values of ``keys``."""
+        return {key: self[key] for key in keys}
 
     def __getitem__(self, key: int) -> tuple[object, ...]:
         btf, kind = self._spec.btf, self._spec.value_type
@@ -61,6 +74,8 @@ class ThreadView(Mapping[int, tuple[object, ...]]):
             raise KeyError(
                 f"map {self._spec.name} has the keys 0 to {self._spec.max_entries - 1}, not {key}"
             )
+        if not self._copies and self._host is not None:
+            return list(self._host.initial().get(key.to_bytes(4, "little"), ()))
         if len(self._copies) != 1:
             raise InputError(
                 f"exists {len(self._copies)} times, once per context",

@@ -1,18 +1,28 @@
-"""Reading maps from Python: arrays and per-SM arrays as mappings."""
+"""Maps in Python: arrays and per-SM arrays as mappings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from egpu.bpf.btf import Btf, BtfKind
+from egpu.bpf.btf import Btf, BtfKind, BtfType
+from egpu.bpf.btf_encode import encode_value
 from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
-from egpu.maps.layout import MapPlace
+from egpu.maps.changes import Changes, MapHost
+from egpu.maps.layout import MapPlace, round_up
 from egpu.maps.memory import Snapshot
 
 _BOOL = 4  # encoding bit of a BTF INT
@@ -28,7 +38,19 @@ class MapCopy:
     snapshot: Callable[[], Snapshot]
 
 
-class MapView(Mapping[int, object]):
+# Copies that there are, or what gives those there are when it is asked.
+Copies = Sequence[MapCopy] | Callable[[], tuple[MapCopy, ...]]
+
+
+def finder(copies: Copies) -> Callable[[], tuple[MapCopy, ...]]:
+    """What gives the copies that there are now."""
+    if callable(copies):
+        return copies
+    fixed = tuple(copies)
+    return lambda: fixed
+
+
+class MapView(Changes, Mapping[int, object]):
     """An array map: keys 0 to ``max_entries - 1``, values decoded by the map's BTF type.
 
     A value is an int, a namedtuple, a tuple or bytes, as the type says; bytes without BTF.  Reads
@@ -41,16 +63,23 @@ class MapView(Mapping[int, object]):
 
     A workload with several contexts has a copy of each map in each: per-SM maps are summed over all
     of them, others are read from ``copies()``.  Global variables of a section map (".bss", ".data",
-    ".rodata") are also found by name: ``view["counter"]``.
+    ".rodata") are also found by name: ``view["counter"]``, and set by name.
+
+    Before a workload has memory of its own it reads as what its programs will find.
     """
 
-    def __init__(self, spec: MapSpec, copies: Sequence[MapCopy]) -> None:
+    def __init__(self, spec: MapSpec, copies: Copies, host: MapHost | None = None) -> None:
         storage = traits(spec.type).storage
         if storage not in (Storage.ARRAY, Storage.PER_SM_ARRAY):
             raise InternalError(f"map {spec.name} ({spec.type.name}) is not an array")
         self._spec = spec
-        self._copies = tuple(copies)
+        self._find = finder(copies)
+        self._host = host
         self._per_sm = storage is Storage.PER_SM_ARRAY
+
+    @property
+    def _copies(self) -> tuple[MapCopy, ...]:
+        return self._find()
 
     @property
     def spec(self) -> MapSpec:
@@ -59,7 +88,10 @@ class MapView(Mapping[int, object]):
 
     def copies(self) -> tuple[MapView, ...]:
         """A view of each context's copy, in the order in which the contexts appeared."""
-        return tuple(MapView(self._spec, (copy,)) for copy in self._copies)
+        return tuple(
+            MapView(self._spec, (copy,), None if self._host is None else self._host.part(number))
+            for number, copy in enumerate(self._copies)
+        )
 
     def per_sm(self, key: int) -> tuple[object, ...]:
         """The value of ``key`` on each SM slot; InputError if the map has one copy only."""
@@ -93,10 +125,30 @@ class MapView(Mapping[int, object]):
         read = self._read()
         return {key: self._value(read, key) for key in range(self._spec.max_entries)}
 
+    def lookup_batch(self, keys: Iterable[int]) -> dict[int, object]:
+        """The values of ``keys`` in one snapshot."""
+        read = self._read()
+        return {key: self._value(read, key) for key in keys}
+
     def __getitem__(self, key: int | str) -> object:
         if isinstance(key, str):
             return self._variable(key)
         return self._value(self._read(), key)
+
+    def __setitem__(self, key: int | str, value: object) -> None:
+        if not isinstance(key, str):
+            self.update(key, value)
+            return
+        name, row, btf = key, self._section(), self._spec.btf
+        assert btf is not None
+        for member in row.members:
+            variable = btf.type_at(member.type)
+            if variable.name == name:
+                where = f"{self._where()}, {name}"
+                data = encode_value(btf, variable.type, value, where)
+                self._owner().patch(member.offset, data)
+                return
+        raise self._no_variable(name, row)
 
     def __len__(self) -> int:
         return self._spec.max_entries
@@ -123,11 +175,16 @@ class MapView(Mapping[int, object]):
 
     def _value(self, read: list[tuple[bytes, MapCopy]], key: int) -> object:
         if self._per_sm:
+            if not read and self._host is not None:
+                self._check_key(key)
+                return self._decode(self._initial(self._host, key))
             rows = [self._rows(data, copy, key) for data, copy in read]
             return self._decode(
                 sum_rows(self._spec, np.concatenate(rows) if rows else self._no_rows())
             )
-        self._check(key)
+        self._check_key(key)
+        if not read and self._host is not None:
+            return self._decode(self._initial(self._host, key))
         if len(read) != 1:
             raise InputError(
                 f"exists {len(read)} times, once per context",
@@ -140,7 +197,7 @@ class MapView(Mapping[int, object]):
 
     def _rows(self, data: bytes, copy: MapCopy, key: int) -> NDArray[np.uint8]:
         """The bytes of ``key``'s value in every copy, a row each."""
-        self._check(key)
+        self._check_key(key)
         place, copies = copy.place, copy.sm_slots * copy.place.spread
         whole = np.frombuffer(data, np.uint8, copies * place.stride, place.offset)
         first = key * place.entry_stride
@@ -149,7 +206,7 @@ class MapView(Mapping[int, object]):
     def _no_rows(self) -> NDArray[np.uint8]:
         return np.zeros((0, self._spec.value_size), np.uint8)
 
-    def _check(self, key: int) -> None:
+    def _check_key(self, key: int) -> None:
         if not isinstance(key, int):
             raise TypeError(f"map {self._spec.name}: keys are integers, not {type(key).__name__}")
         if not 0 <= key < self._spec.max_entries:
@@ -163,18 +220,37 @@ class MapView(Mapping[int, object]):
             return data
         return btf.decode(self._spec.value_type, data)
 
-    def _variable(self, name: str) -> object:
-        where = f"map {self._spec.name}"
+    def _initial(self, host: MapHost, key: int) -> bytes:
+        """The bytes of a value that no workload has yet."""
+        found = host.initial().get(key.to_bytes(4, "little"))
+        if found is not None:
+            return found[0]
+        whole, size = self._spec.initial or b"", self._spec.value_size
+        start = key * round_up(size, 8)
+        return whole[start : start + size].ljust(size, b"\0")
+
+    def _section(self) -> BtfType:
+        """The type of a section map; KeyError if it is none."""
         btf = self._spec.btf
         row = btf.resolve(self._spec.value_type) if btf is not None else None
-        if btf is None or row is None or row.kind is not BtfKind.DATASEC:
-            raise KeyError(f"{where} holds no global variables: its keys are integers")
+        if row is None or row.kind is not BtfKind.DATASEC:
+            raise KeyError(f"{self._where()} holds no global variables: its keys are integers")
+        return row
+
+    def _variable(self, name: str) -> object:
+        row, btf = self._section(), self._spec.btf
+        assert btf is not None
         value = self[0]
         for index, member in enumerate(row.members):
             if btf.type_at(member.type).name == name and isinstance(value, tuple):
                 return value[index]
+        raise self._no_variable(name, row)
+
+    def _no_variable(self, name: str, row: BtfType) -> KeyError:
+        btf = self._spec.btf
+        assert btf is not None
         known = ", ".join(btf.type_at(member.type).name for member in row.members)
-        raise KeyError(f"{where} has no variable {name}; it has {known}")
+        return KeyError(f"{self._where()} has no variable {name}; it has {known}")
 
 
 def sum_rows(spec: MapSpec, rows: NDArray[np.uint8]) -> bytes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from egpu.agent import ArenaLink
 from egpu.agent.twin import ArenaSetup, DeviceInfo
 from egpu.bpf.maptypes import THREAD_SLOTS, Storage, traits
 from egpu.bpf.program import MapSpec
@@ -17,12 +19,18 @@ from egpu.maps import (
     MapCopy,
     MapView,
     RingReader,
+    Snapshot,
     ThreadView,
     initial_chunks,
     plan,
     ring_controls,
     ring_table,
 )
+from egpu.session.assemble import Assembler
+from egpu.session.host_maps import HostMap
+from egpu.session.initial import InitialContents
+from egpu.session.operators import Operators
+from egpu.session.writer import ArenaWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +42,16 @@ class Arena:
     layout: ArenaLayout
     host: HostArena
     rings: tuple[RingReader, ...]
+    writer: ArenaWriter
 
 
 class Arenas:
-    """Creates arenas as contexts appear and shows their maps under one name each; thread-safe."""
+    """Creates arenas as contexts appear and shows their maps under one name each; thread-safe.
+
+    ``changing`` is held by whoever changes maps from outside of kernels, so that no context appears
+    meanwhile; ``initial`` is what contexts that appear begin with; ``frozen`` are the indices of
+    maps that nothing but programs may change.
+    """
 
     def __init__(
         self,
@@ -45,27 +59,39 @@ class Arenas:
         names: Sequence[str],
         additive: frozenset[int],
         thread_slots: int = THREAD_SLOTS,
+        *,
+        assembler: Assembler | None = None,
     ) -> None:
-        self._thread_slots = thread_slots
-        self._maps = tuple(maps)
+        self.thread_slots = thread_slots
+        self.maps = tuple(maps)
+        self.initial = InitialContents(self.maps)
+        self.operators = Operators(self.maps, assembler)
+        self.frozen: set[int] = set()
+        self.changing = threading.RLock()
+        self.ended: Callable[[], bool] = bool
+        self.refresh: Callable[[], object] = bool
         self._names = tuple(names)
         self._additive = additive
         self._lock = threading.Lock()
         self._arenas: list[Arena] = []
 
-    def open(self, pid: int, device: DeviceInfo) -> ArenaSetup:
+    def open(self, pid: int, device: DeviceInfo, link: ArenaLink) -> ArenaSetup:
         """What the agent of ``pid`` needs to set up the arenas of a context on ``device``."""
         self._keep_ended()
         layout = self.layout(device)
-        initial = initial_chunks(layout, self._maps, pid)
-        host = HostArena.create(layout, initial)
-        rings = tuple(
-            RingReader(host, layout, place, spec)
-            for spec, place in zip(self._maps, layout.places, strict=True)
-            if place.ring_size
-        )
-        with self._lock:
-            self._arenas.append(Arena(pid, device, layout, host, rings))
+        with self.changing:
+            initial = initial_chunks(layout, self.maps, pid)
+            number = len(self._arenas)
+            initial += self.initial.chunks(layout, self.operators, number=number)
+            host = HostArena.create(layout, initial)
+            rings = tuple(
+                RingReader(host, layout, place, spec)
+                for spec, place in zip(self.maps, layout.places, strict=True)
+                if place.ring_size
+            )
+            writer = ArenaWriter(host, layout, link)
+            with self._lock:
+                self._arenas.append(Arena(pid, device, layout, host, rings, writer))
         return ArenaSetup(
             device_size=layout.device_size,
             chunks=tuple(initial),
@@ -83,10 +109,10 @@ class Arenas:
     def layout(self, device: DeviceInfo) -> ArenaLayout:
         """The layout on ``device``; it depends on the number of SMs only."""
         return plan(
-            self._maps,
+            self.maps,
             device.sm_count,
             additive=self._additive,
-            thread_slots=self._thread_slots,
+            thread_slots=self.thread_slots,
         )
 
     def all(self) -> tuple[Arena, ...]:
@@ -96,7 +122,14 @@ class Arenas:
 
     def views(self) -> Maps:
         """The maps by name."""
-        return Maps(self, self._maps, self._names)
+        return Maps(self, self.maps, self._names)
+
+    def snapshot(self, arena: Arena) -> Snapshot:
+        """The arena's last snapshot; a new one if maps were changed since from outside."""
+        if arena.writer.dirty and not arena.writer.gone:
+            arena.writer.dirty = False
+            self.refresh()
+        return arena.host.snapshot()
 
     def close(self) -> None:
         """Unmap everything; views are unusable afterwards."""
@@ -135,15 +168,23 @@ class Maps(Mapping[str, "MapView | HashView | ThreadView | Ring"]):
                 if place < index
             )
             return self._rings.setdefault(name, Ring(self._arenas, number, spec))
-        copies = tuple(
-            MapCopy(arena.layout.places[index], arena.layout.sm_slots, arena.host.snapshot)
+        copies = partial(self._copies, index)
+        host = HostMap(self._arenas, index)
+        if traits(spec.type).hashed:
+            return HashView(spec, copies, host)
+        if traits(spec.type).per_thread:
+            return ThreadView(spec, copies, host)
+        return MapView(spec, copies, host)
+
+    def _copies(self, index: int) -> tuple[MapCopy, ...]:
+        return tuple(
+            MapCopy(
+                arena.layout.places[index],
+                arena.layout.sm_slots,
+                partial(self._arenas.snapshot, arena),
+            )
             for arena in self._arenas.all()
         )
-        if traits(spec.type).hashed:
-            return HashView(spec, copies)
-        if traits(spec.type).per_thread:
-            return ThreadView(spec, copies)
-        return MapView(spec, copies)
 
     def rings(self) -> tuple[Ring, ...]:
         """Every ring map."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from egpu.agent import Server, launch
+from egpu.agent import ArenaLink, Server, launch
 from egpu.agent.twin import (
     ArenaSetup,
     DeviceInfo,
@@ -108,14 +108,16 @@ class Session:
         maps = verified[0].program.maps
         self._options = options
         slots = _thread_slots() if options.thread_slots is None else options.thread_slots
-        self._arenas = Arenas(maps, names, additive_maps(verified, maps), slots)
+        self._notes: list[str] = []
+        assembler = self._make_assembler()
+        self._arenas = Arenas(
+            maps, names, additive_maps(verified, maps), slots, assembler=assembler
+        )
         self._verified = tuple(verified)
         self._cleanup = contextlib.ExitStack()
-        self._notes: list[str] = []
         self._started: float = 0.0  # time.monotonic(); 0: not yet
         self._ended: float = 0.0
         self._cache = TwinCache(default_directory(), limit=cache_limit()) if options.cache else None
-        assembler = self._make_assembler()
         self._broker = _Broker(
             TwinBuilder(
                 ProbeSet(verified, only=options.kernels),
@@ -269,6 +271,8 @@ class Session:
             snapshot_period_s=self._options.snapshot_period_s,
         )
         self._cleanup.callback(self._server.close)
+        self._arenas.refresh = self._server.snapshot
+        self._arenas.ended = lambda: not self.running()
         self._maps = self._arenas.views()
         self._started = time.monotonic()
         self._process = launch(
@@ -293,8 +297,8 @@ class _Broker:
         self.builder = builder
         self._arenas = arenas
 
-    def open_device(self, pid: int, device: DeviceInfo) -> ArenaSetup:
-        return self._arenas.open(pid, device)
+    def open_device(self, pid: int, device: DeviceInfo, link: ArenaLink) -> ArenaSetup:
+        return self._arenas.open(pid, device, link)
 
     def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
         return self.builder.resolve(seen)

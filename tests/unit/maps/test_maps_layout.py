@@ -35,7 +35,8 @@ def test_host_places_do_not_overlap():
     assert first.ring_data >= last.ring_readers + 130 * 64
     assert first.ring_data % 4096 == 0
     assert last.ring_data == first.ring_data + 130 * first.ring_size
-    assert plan.snapshot == last.ring_data + 130 * last.ring_size
+    assert plan.commands == last.ring_data + 130 * last.ring_size
+    assert plan.snapshot == plan.commands + L.COMMAND_SIZE
     assert plan.host_size == plan.snapshot + plan.device_size
 
 

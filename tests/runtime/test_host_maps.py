@@ -1,0 +1,262 @@
+"""Maps that the session changes while a workload on the simulated device uses them."""
+
+import errno
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from test_runtime_cli import ROOT, pytestmark
+
+import egpu
+from egpu.errors import InputError, MapError
+from egpu.maps import UpdateFlag
+
+__all__ = ["pytestmark"]
+
+PROGRAM = ROOT / "tests" / "gpu" / "probes" / "host_maps.bpf.o"
+STEPPER = Path(__file__).with_name("stepper.py")
+FIRST, SECOND, FACTORS, PRESENT, ABSENT = range(5)
+KEYS = 10
+
+
+class Stepper:
+    """A workload that launches when it is told to."""
+
+    def __init__(self, folder):
+        self.commands, self.answers = folder / "commands", folder / "answers"
+        os.mkfifo(self.commands)
+        os.mkfifo(self.answers)
+        self.argv = [sys.executable, str(STEPPER), str(self.commands), str(self.answers)]
+        self._to = self._from = None
+
+    def do(self, line):
+        if self._to is None:
+            self._to = self.commands.open("w")
+            self._from = self.answers.open()
+        self._to.write(line + "\n")
+        self._to.flush()
+        assert self._from.readline() == "done\n"
+
+    def end(self, session):
+        self.do("nothing")
+        self._to.close()
+        self._from.close()
+        assert session.wait(60) == 0
+        assert session.notes == ()
+
+
+@contextmanager
+def running(tmp_path, program=PROGRAM, **options):
+    stepper = Stepper(tmp_path)
+    settings = egpu.Options(simulated=True, **options)
+    with egpu.run(stepper.argv, programs=program, options=settings) as session:
+        yield session, stepper
+        if session.running():
+            stepper.end(session)
+
+
+def test_what_is_set_is_what_the_next_launch_uses(tmp_path):
+    """Factors, steps and keys set between launches of two kernels: the totals follow from them."""
+    threads = factors = steps = 0
+    blocks = dict.fromkeys(range(KEYS), 0)
+    with running(tmp_path) as (session, stepper):
+        maps = session.maps
+        rounds = [("first", 12, 33, 5, 2), ("second", 7, 64, 9, 10), ("first", 3, 31, 0, 1)]
+        for number, (kernel, grid, block, factor, step) in enumerate(rounds):
+            maps["settings"][int(kernel == "second")] = {"factor": factor, "bias": -number}
+            maps[".data"]["step"] = step
+            maps["blocks"][1000 + number] = number
+            stepper.do(f"{kernel} {grid} {block}")
+            threads += grid * block
+            factors += grid * block * factor
+            steps += grid * block * step
+            for index in range(grid):
+                blocks[index % KEYS] += 1
+        stepper.end(session)
+        assert maps["totals"][FIRST] + maps["totals"][SECOND] == threads
+        assert maps["totals"][FACTORS] == factors
+        assert maps["totals"][PRESENT] == sum(blocks.values())
+        assert maps[".bss"]["steps"] == steps
+        assert dict(maps["blocks"]) == {**blocks, 1000: 0, 1001: 1, 1002: 2}
+        assert maps["settings"][0] == (0, -2)
+        assert maps["settings"][1] == (9, -1)
+
+
+def test_contents_set_before_the_first_launch(tmp_path):
+    with running(tmp_path) as (session, stepper):
+        maps = session.maps
+        maps["settings"][0] = (3, 0)
+        maps["totals"][SECOND] = 100
+        maps["blocks"].update_batch({2: 50, 77: 1})
+        maps[".data"]["marks"] = (4, 5)
+        assert maps["settings"][0] == (3, 0)
+        assert (maps["totals"][SECOND], maps["totals"][FIRST]) == (100, 0)
+        assert dict(maps["blocks"]) == {2: 50, 77: 1}
+        assert (maps[".data"]["marks"], maps[".data"]["step"]) == ((4, 5), 1)
+        stepper.do("first 5 10")
+        stepper.end(session)
+        assert maps["totals"].to_dict() == {0: 50, 1: 100, 2: 150, 3: 5, 4: 0, 5: 0}
+        assert dict(maps["blocks"]) == {0: 1, 1: 1, 2: 51, 3: 1, 4: 1, 77: 1}
+        assert maps[".data"]["marks"] == (4, 5)
+
+
+def test_flags_and_error_numbers(tmp_path):
+    def refused(function, *arguments):
+        with pytest.raises(MapError) as info:
+            function(*arguments)
+        return info.value.errno
+
+    def check(maps):
+        blocks, settings = maps["blocks"], maps["settings"]
+        blocks.update(5, 1, UpdateFlag.NOEXIST)
+        assert refused(blocks.update, 5, 2, UpdateFlag.NOEXIST) == errno.EEXIST
+        assert refused(blocks.update, 6, 2, UpdateFlag.EXIST) == errno.ENOENT
+        blocks.update(5, 3, UpdateFlag.EXIST)
+        assert blocks[5] == 3
+        del blocks[5]
+        assert 5 not in blocks
+        assert refused(blocks.delete, 5) == errno.ENOENT
+        with pytest.raises(KeyError):
+            del blocks[5]
+        assert refused(settings.update, 4, (1, 1)) == errno.E2BIG
+        assert refused(settings.update, 0, (1, 1), UpdateFlag.NOEXIST) == errno.EEXIST
+        assert refused(settings.delete, 0) == errno.EINVAL
+        assert refused(maps[".rodata"].__setitem__, "keys", 3) == errno.EPERM
+        room = blocks.spec.max_entries
+        assert blocks.update_batch({key: key for key in range(room)}) == room
+        assert refused(blocks.update, room, 0) == errno.E2BIG
+        assert blocks.update_batch({key: 2 * key for key in range(room)}) == room
+        assert blocks.to_dict() == {key: 2 * key for key in range(room)}
+        assert blocks.delete_batch(range(room)) == room
+        assert len(blocks) == 0
+
+    with running(tmp_path) as (session, stepper):
+        check(session.maps)
+        stepper.do("second 1 1")
+        session.maps["blocks"].delete_batch(list(session.maps["blocks"]))
+        check(session.maps)
+
+
+def test_values_of_another_type_or_range(tmp_path):
+    with running(tmp_path) as (session, _):
+        maps = session.maps
+        for view, key, value in [
+            (maps["settings"], 0, {"factor": 1}),
+            (maps["settings"], 0, (1 << 32, 0)),
+            (maps["settings"], 0, (1, 0.5)),
+            (maps["settings"], 0, (1, 2, 3)),
+            (maps["settings"], 0, b"1234567"),
+            (maps["blocks"], -1, 0),
+            (maps["blocks"], "a", 0),
+            (maps["blocks"], 0, -1),
+            (maps[".data"], "step", 1 << 64),
+            (maps[".data"], "marks", (1,)),
+        ]:
+            with pytest.raises(InputError):
+                view[key] = value
+        with pytest.raises(KeyError, match="it has step, marks"):
+            maps[".data"]["nothing"] = 1
+        with pytest.raises(TypeError):
+            maps["settings"][1.5] = (1, 1)
+        with pytest.raises(InputError, match="given twice"):
+            maps["settings"].update_batch([(0, (1, 1)), (0, (2, 2))])
+        assert maps["settings"][0] == (0, 0)
+
+
+def test_frozen_maps_are_the_programs_alone(tmp_path):
+    with running(tmp_path) as (session, stepper):
+        blocks = session.maps["blocks"]
+        blocks[4] = 40
+        blocks.freeze()
+        assert (blocks.frozen, session.maps["blocks"].frozen) == (True, True)
+        with pytest.raises(MapError, match="frozen") as info:
+            blocks[4] = 41
+        assert info.value.errno == errno.EPERM
+        stepper.do("first 5 3")
+        with pytest.raises(MapError, match="frozen"):
+            session.maps["blocks"].copies()[0][4] = 41
+        session.snapshot()
+        assert blocks[4] == 41  # by the kernel
+
+
+def test_two_contexts_and_one_that_comes_later(tmp_path):
+    with running(tmp_path) as (session, stepper):
+        maps = session.maps
+        stepper.do("first 2 10")
+        maps["settings"][0] = (6, 0)
+        maps["blocks"][500] = 5
+        maps["totals"][SECOND] = 1000
+        stepper.do("new")
+        stepper.do("first 3 10")
+        first, second = maps["settings"].copies()
+        assert (first[0], second[0]) == ((6, 0), (6, 0))
+        second[0] = (8, 1)
+        assert (first[0], second[0]) == ((6, 0), (8, 1))
+        stepper.do("first 4 10")
+        maps["settings"][0] = (1, 1)
+        assert [copy[0] for copy in maps["settings"].copies()] == [(1, 1), (1, 1)]
+        stepper.end(session)
+        assert maps["totals"][FACTORS] == 3 * 10 * 6 + 4 * 10 * 8
+        assert maps["totals"][FIRST] == 90
+        assert maps["totals"][SECOND] == 1000  # the sum over contexts is what was set
+        assert [dict(copy)[500] for copy in maps["blocks"].copies()] == [5, 5]
+
+
+def test_parts_of_a_per_sm_array(tmp_path):
+    with running(tmp_path) as (session, stepper):
+        totals = session.maps["totals"]
+        with pytest.raises(InputError, match="how many SMs"):
+            totals.update_per_sm(FACTORS, [1, 2, 3, 4])
+        stepper.do("second 8 1")
+        totals.update_per_sm(FACTORS, [1, 2, 3, 4])
+        assert totals.per_sm(FACTORS) == (1, 2, 3, 4)
+        assert totals[FACTORS] == 10
+        with pytest.raises(InputError, match="3 values, 4 wanted"):
+            totals.update_per_sm(FACTORS, [1, 2, 3])
+        totals[FACTORS] = 77
+        assert (totals[FACTORS], totals[SECOND]) == (77, 8)
+
+
+def test_values_of_each_thread(tmp_path):
+    program = ROOT / "tests" / "gpu" / "probes" / "per_thread.bpf.o"
+    with running(tmp_path, program, thread_slots=100) as (session, stepper):
+        name = next(name for name in session.maps if session.maps[name].spec.value_size == 8)
+        view = session.maps[name]
+        view[0] = range(100)
+        assert view[0] == tuple(range(100))
+        stepper.do("second 1 1")
+        before = view[0]
+        view[0] = [value + 5 for value in before]
+        assert view[0] == tuple(value + 5 for value in before)
+        with pytest.raises(InputError, match="99 values, 100 wanted"):
+            view[0] = [0] * 99
+
+
+def test_a_workload_that_has_ended(tmp_path):
+    with running(tmp_path) as (session, stepper):
+        stepper.do("first 1 1")
+        stepper.end(session)
+        for change in (
+            lambda: session.maps["settings"].update(0, (1, 1)),
+            lambda: session.maps["blocks"].update(0, 1),
+            lambda: session.maps[".data"].__setitem__("step", 1),
+        ):
+            with pytest.raises(MapError) as info:
+                change()
+            assert info.value.errno == errno.ESTALE
+        assert session.maps["blocks"].to_dict() == {0: 1}
+
+
+def test_many_changes_at_once(tmp_path):
+    """More than the command area holds."""
+    with running(tmp_path) as (session, stepper):
+        stepper.do("first 1 1")
+        blocks = session.maps["blocks"]
+        for value in (1, 2):
+            entries = {key: key * value for key in range(1, 4090)}
+            assert blocks.update_batch(entries) == len(entries)
+            assert blocks.to_dict() == {0: 1, **entries}
+        assert blocks.lookup_batch([5, 6, 100_000]) == {5: 10, 6: 12}
+        assert session.maps["settings"].lookup_batch([0, 3]) == {0: (0, 0), 3: (0, 0)}
