@@ -132,11 +132,24 @@ def test_flags_and_error_numbers(tmp_path):
         assert blocks.delete_batch(range(room)) == room
         assert len(blocks) == 0
 
-    with running(tmp_path) as (session, stepper):
+    with running(tmp_path, map_deletions=True) as (session, stepper):
         check(session.maps)
         stepper.do("second 1 1")
         session.maps["blocks"].delete_batch(list(session.maps["blocks"]))
         check(session.maps)
+
+
+def test_deletions_that_the_table_has_no_room_for(tmp_path):
+    with running(tmp_path) as (session, stepper):
+        blocks = session.maps["blocks"]
+        blocks.update_batch({50: 1, 51: 2})
+        del blocks[50]  # there is no table yet
+        stepper.do("first 1 1")
+        with pytest.raises(MapError, match="map_deletions") as info:
+            del blocks[51]
+        assert info.value.errno == errno.EOPNOTSUPP
+        session.snapshot()
+        assert dict(blocks) == {0: 1, 51: 2}
 
 
 def test_values_of_another_type_or_range(tmp_path):

@@ -59,6 +59,11 @@ if TYPE_CHECKING:
     help="Experimental: allow hash maps on a real GPU; under contention they may take minutes.",
 )
 @click.option(
+    "--map-deletions",
+    is_flag=True,
+    help="Let `egpu map delete` delete from hash maps although no program does.",
+)
+@click.option(
     "--every",
     metavar="N",
     type=click.IntRange(1, (1 << 32) - 1),
@@ -87,6 +92,7 @@ def command(
     allow_occupancy_loss: bool,
     machine_code: bool,
     hash_maps: bool,
+    map_deletions: bool,
     every: int | None,
     cost_limit: int,
     btf: Path | None,
@@ -117,6 +123,7 @@ def command(
         follow=not no_follow,
         machine_code=machine_code,
         hash_maps=hash_maps,
+        map_deletions=map_deletions,
         cost_limit=cost_limit,
     )
     with destination(output) as stream:

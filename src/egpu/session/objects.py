@@ -27,6 +27,16 @@ class Collection:
     maps: tuple[MapSpec, ...]
     names: tuple[str, ...]
 
+    def with_deletions(self) -> Collection:
+        """The same with hash maps from which others than the programs can delete."""
+        maps = tuple(replace(spec, deletes=True) for spec in self.maps)
+        return self.with_maps(maps)
+
+    def with_maps(self, maps: tuple[MapSpec, ...]) -> Collection:
+        """The same programs with other maps in the places of theirs."""
+        programs = tuple(replace(program, maps=maps) for program in self.programs)
+        return Collection(programs, maps, self.names)
+
 
 def combine(objects: Sequence[Object]) -> Collection:
     """Merge ``objects``; InputError if there is no program that can be attached to a kernel."""

@@ -99,7 +99,7 @@ class Operators:
     def deletes(self, index: int) -> bool:
         """Whether the table of map ``index`` is laid out for deletions."""
         spec = self._maps[index]
-        return bool(getattr(spec, "deletes", True)) or traits(spec.type).evicts
+        return spec.deletes or traits(spec.type).evicts
 
     def _operation(self, index: int, kind: int, flag: int, key: bytes, value: bytes) -> bytes:
         size = round_up(self._maps[index].key_size, 8)

@@ -50,11 +50,13 @@ class Options:
     ``allow_occupancy_loss``: use twins with fewer resident blocks per SM. ``follow``: probe child
     processes too. ``machine_code``: also probe kernels whose image has no PTX; this is an
     experiment (docs/machine-code.md). ``hash_maps``: allow hash maps on a real GPU, where they are
-    not proven yet. ``cache``: keep assembled twins on disk. ``snapshot_period_s``: how often maps
-    are copied to where the session reads them. ``thread_slots``: threads of a launch for which per-
-    thread maps have values (None: as BPFTIME_MAP_GPU_THREAD_COUNT says, else 1,024); threads beyond
-    them find no value. ``cost_limit``: most instructions, in the worst case, that a program may add
-    to a thread (see ``egpu.verifier.Limits.cost``). ``environment`` is added to the workload's.
+    not proven yet. ``map_deletions``: hash maps can be deleted from by the session although no
+    program does, which costs programs a little. ``cache``: keep assembled twins on disk.
+    ``snapshot_period_s``: how often maps are copied to where the session reads them.
+    ``thread_slots``: threads of a launch for which per-thread maps have values (None: as
+    BPFTIME_MAP_GPU_THREAD_COUNT says, else 1,024); threads beyond them find no value.
+    ``cost_limit``: most instructions, in the worst case, that a program may add to a thread (see
+    ``egpu.verifier.Limits.cost``). ``environment`` is added to the workload's.
     """
 
     simulated: bool = False
@@ -64,6 +66,7 @@ class Options:
     follow: bool = True
     machine_code: bool = False
     hash_maps: bool = False
+    map_deletions: bool = False
     cache: bool = True
     snapshot_period_s: float = 1.0
     cost_limit: int = Limits().cost
@@ -327,6 +330,8 @@ def run(
     collection = combine([_object(item) for item in given])
     options = options or Options()
     _refuse_unproven_maps(collection, options)
+    if options.map_deletions:
+        collection = collection.with_deletions()
     limits = Limits(cost=options.cost_limit)
     verified = [verify(program, limits=limits) for program in collection.programs]
     return Session(argv, verified, collection.names, options)
