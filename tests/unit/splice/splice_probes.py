@@ -20,6 +20,7 @@ LAYOUT = ArenaLayout(
     device_size=65536,
     host_size=1 << 22,
     snapshot=1 << 21,
+    commands=3 << 20,
 )
 
 # One count per thread at a map's offset in the arena, skipped when there is no arena: declares the
