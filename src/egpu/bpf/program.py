@@ -63,7 +63,7 @@ class MapSpec:
     flags: int = 0
     initial: bytes | None = None
     read_only: bool = False
-    deletes: bool = True
+    deletes: bool = field(default=True, repr=False)
     btf: Btf | None = field(default=None, repr=False, compare=False)
     key_type: int = 0
     value_type: int = 0
