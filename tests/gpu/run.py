@@ -60,6 +60,7 @@ def main(arguments: list[str]) -> int:
     # These import egpu, whose native parts build() makes.
     import checks_counts  # noqa: PLC0415
     import checks_failures  # noqa: PLC0415
+    import checks_host_maps  # noqa: PLC0415
     import checks_maps  # noqa: PLC0415
     import checks_programs  # noqa: PLC0415
     import checks_sass  # noqa: PLC0415
@@ -67,7 +68,14 @@ def main(arguments: list[str]) -> int:
     start = time.monotonic()
     built = build(conformance=options.conformance)
     print(f"built in {time.monotonic() - start:.1f} s", flush=True)
-    modules = (checks_programs, checks_counts, checks_sass, checks_maps, checks_failures)
+    modules = (
+        checks_programs,
+        checks_counts,
+        checks_sass,
+        checks_maps,
+        checks_host_maps,
+        checks_failures,
+    )
     checks = [check for module in modules for check in module.CHECKS]
     if options.only:
         checks = [c for c in checks if any(word in c.__name__ for word in options.only)]

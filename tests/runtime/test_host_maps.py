@@ -1,10 +1,8 @@
 """Maps that the session changes while a workload on the simulated device uses them."""
 
 import errno
-import os
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from test_runtime_cli import ROOT, pytestmark
@@ -13,38 +11,22 @@ import egpu
 from egpu.errors import InputError, MapError
 from egpu.maps import UpdateFlag
 
+sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+from host_maps import (
+    FACTORS,
+    FIRST,
+    KEYS,
+    PRESENT,
+    PROGRAM,
+    SECOND,
+    Amount,
+    Expected,
+    Stepper,
+    alternate,
+    together,
+)
+
 __all__ = ["pytestmark"]
-
-PROGRAM = ROOT / "tests" / "gpu" / "probes" / "host_maps.bpf.o"
-STEPPER = Path(__file__).with_name("stepper.py")
-FIRST, SECOND, FACTORS, PRESENT, ABSENT = range(5)
-KEYS = 10
-
-
-class Stepper:
-    """A workload that launches when it is told to."""
-
-    def __init__(self, folder):
-        self.commands, self.answers = folder / "commands", folder / "answers"
-        os.mkfifo(self.commands)
-        os.mkfifo(self.answers)
-        self.argv = [sys.executable, str(STEPPER), str(self.commands), str(self.answers)]
-        self._to = self._from = None
-
-    def do(self, line):
-        if self._to is None:
-            self._to = self.commands.open("w")
-            self._from = self.answers.open()
-        self._to.write(line + "\n")
-        self._to.flush()
-        assert self._from.readline() == "done\n"
-
-    def end(self, session):
-        self.do("nothing")
-        self._to.close()
-        self._from.close()
-        assert session.wait(60) == 0
-        assert session.notes == ()
 
 
 @contextmanager
@@ -82,6 +64,17 @@ def test_what_is_set_is_what_the_next_launch_uses(tmp_path):
         assert dict(maps["blocks"]) == {**blocks, 1000: 0, 1001: 1, 1002: 2}
         assert maps["settings"][0] == (0, -2)
         assert maps["settings"][1] == (9, -1)
+
+
+def test_two_kernels_and_the_host(tmp_path):
+    """The device check (tests/gpu/checks_host_maps.py) in small."""
+    expected, amount = Expected(), Amount(grid=23, block=40, times=3)
+    with running(tmp_path, map_deletions=True) as (session, stepper):
+        alternate(session.maps, stepper, expected, amount)
+        ours, _, _ = together(session.maps, stepper, expected, amount)
+        stepper.end(session)
+        assert expected.wrong(session.maps, ours) == []
+        assert expected.wrong(session.maps, {}) != []
 
 
 def test_contents_set_before_the_first_launch(tmp_path):
