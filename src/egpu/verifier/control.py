@@ -8,7 +8,7 @@ they could leave from anywhere, which makes regions larger, never smaller.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from egpu.bpf.isa import Kind
 from egpu.verifier.structure import Step, Structure
@@ -39,9 +39,12 @@ class Graph:
     blocks: tuple[Block, ...]
     block_of: dict[int, int]
     meets: tuple[int, ...]
+    regions: dict[int, frozenset[int]] = field(default_factory=dict, compare=False)  # as asked for
 
     def region(self, block: int) -> frozenset[int]:
         """The blocks that may run after ``block`` ends and before its ways meet again."""
+        if block in self.regions:
+            return self.regions[block]
         stop = self.meets[block]
         seen: set[int] = set()
         work = [s for s in self.blocks[block].successors if s != stop]
@@ -50,7 +53,8 @@ class Graph:
             if index not in seen:
                 seen.add(index)
                 work.extend(s for s in self.blocks[index].successors if s != stop)
-        return frozenset(seen)
+        self.regions[block] = frozenset(seen)
+        return self.regions[block]
 
     def branches(self) -> Iterable[Block]:
         """The blocks that end with a conditional jump of two ways."""

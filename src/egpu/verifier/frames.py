@@ -93,6 +93,8 @@ class Frames:
     def foreign_writes(self) -> dict[int, int]:
         """For each function, the bytes of its frame that functions below it may write."""
         found: dict[int, int] = {}
+        if len(self.structure.functions) == 1:
+            return found
         for step in self.structure.steps:
             if step is None:
                 continue

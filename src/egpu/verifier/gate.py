@@ -88,10 +88,7 @@ def _sealed(
     matches = rmw.recognise(setting, alive, recorder)
     frames = Frames(setting, recorder)
     together = all(point.level is Level.THREAD for point in program.attach)
-    lanes, launch = (
-        uniform.analyse(setting, graph, frames, scope=scope, together=together)
-        for scope in (uniform.Scope.WARP, uniform.Scope.LAUNCH)
-    )
+    lanes, launch = uniform.analyse(setting, graph, frames, together=together)
     facts = Facts(
         operands=MappingProxyType(dict(recorder.operands)),
         context_fields=frozenset(recorder.context_fields),

@@ -15,11 +15,13 @@ lanes are there.  The same pass answers for all threads of a launch (``Scope.LAU
 from __future__ import annotations
 
 import enum
+from heapq import heappop, heappush
 from types import MappingProxyType
+from typing import NamedTuple
 
 from egpu.bpf.context import Field, field_at
 from egpu.bpf.helpers import HELPERS, Arg, Helper, Ret
-from egpu.bpf.isa import AluOp, AtomicOp, CallSrc, Kind
+from egpu.bpf.isa import AluOp, CallSrc, Kind
 from egpu.bpf.maptypes import Storage, traits
 from egpu.verifier.control import END, Block, Graph
 from egpu.verifier.frames import Frames, Place
@@ -45,66 +47,191 @@ _SAME_POINTER = {
 
 
 def analyse(
-    setting: Setting, graph: Graph, frames: Frames, *, scope: Scope, together: bool
-) -> Uniformity:
-    """The uniformity of every register and of control at every instruction.
+    setting: Setting, graph: Graph, frames: Frames, *, together: bool
+) -> tuple[Uniformity, Uniformity]:
+    """The uniformity of every register and of control at every instruction: among the lanes of a
+    warp, and among the threads of a launch.
 
     ``together`` is false where the lanes do not even enter together, as in programs that one lane
     runs for its warp: control then varies from the start.
     """
-    return _Flow(setting, graph, frames, scope, together).run()
+    rows = _Rows(setting, graph, frames)
+    lanes, launch = (_Flow(rows, scope, together).run() for scope in Scope)
+    return lanes, launch
 
 
-class _Flow:
-    def __init__(
-        self, setting: Setting, graph: Graph, frames: Frames, scope: Scope, together: bool
-    ) -> None:
+_Fields = tuple[int, int, int, tuple[int, int], Step | None]  # of a _Row
+
+
+class _Row(NamedTuple):
+    """What an instruction does to registers: those of ``writes`` vary afterwards if one of
+    ``sources`` does, those of ``always`` (by scope) in any case.
+
+    ``step`` is the instruction where that is not all, None where it is.
+    """
+
+    pc: int
+    writes: int
+    sources: int
+    always: tuple[int, int]
+    step: Step | None
+
+
+_NEVER = 0, 0
+_PLAIN = frozenset({Kind.ALU, Kind.LOAD_IMM64, Kind.BYTE_ORDER})
+_LOADS = frozenset({Kind.LOAD, Kind.LOAD_SIGNED})
+_STORES = frozenset({Kind.STORE_IMM, Kind.STORE_REG, Kind.ATOMIC})
+_CALL, _EXIT = Kind.CALL, Kind.EXIT
+_new = tuple.__new__  # _Row(...) without matching arguments to names
+
+
+class _Rows:
+    """The instructions of a program by block, as far as both scopes share what they do.
+
+    ``written`` are the registers and the bytes of the own frame that each block may write.
+    """
+
+    def __init__(self, setting: Setting, graph: Graph, frames: Frames) -> None:
         self.setting = setting
         self.graph = graph
         self.frames = frames
-        self.scope = scope
         self.foreign_writes = frames.foreign_writes()
-        count = len(graph.blocks)
+        self.blocks: list[list[_Row]] = []
+        self.written: list[tuple[int, int]] = []
+        for block in graph.blocks:
+            self._block(block)
+
+    def _block(self, block: Block) -> None:
+        rows: list[_Row] = []
+        registers = stack = 0
+        for step in block.steps:
+            row: _Fields
+            kind, writes = step.kind, step.writes
+            registers |= writes
+            if kind in _PLAIN:
+                # x ^ x and x - x are 0 whatever x is.
+                same = step.register and step.dst == step.src
+                zero = same and (step.op is AluOp.XOR or step.op is AluOp.SUB)
+                row = (step.pc, writes, 0 if zero else step.reads, _NEVER, None)
+            elif kind in _LOADS:
+                row = self._load(step)
+            elif kind is _CALL or (kind in _STORES and self._reaches_stack(step)):
+                row = (step.pc, writes, 0, _NEVER, step)
+                stack |= self._written(block.function, step)
+            else:  # what an atomic gives always varies
+                row = (step.pc, writes, 0, (writes, writes), None)
+            rows.append(_new(_Row, row))
+        self.blocks.append(rows)
+        self.written.append((registers, stack))
+
+    def _reaches_stack(self, step: Step) -> bool:
+        operand = self.frames.operand(step.pc, step.dst)
+        return operand is not None and Region.STACK in operand.regions
+
+    def _written(self, function: int, step: Step) -> int:
+        """The bytes of ``function``'s frame that an instruction of it may write."""
+        written = 0
+        for place in self.frames.written(step):
+            if function in place.functions:
+                written |= place.bytes
+        if step.kind is _CALL:  # of a function, or of a helper that calls back
+            written |= self.foreign_writes.get(function, 0)
+        return written
+
+    def _load(self, step: Step) -> _Fields:
+        pc, writes = step.pc, step.writes
+        operand = self.frames.operand(pc, step.src)
+        if operand is None:
+            return pc, writes, 0, (writes, writes), None
+        regions = operand.regions
+        if len(regions) > 1 or Region.STACK in regions:
+            return pc, writes, 0, _NEVER, step
+        if Region.CONTEXT in regions:
+            found = field_of(self.setting, step, operand, step.width // 8)
+            if found is None:
+                return pc, writes, 0, (writes, writes), None
+            always = 0 if found.uniform else writes, 0 if found.launch else writes
+            return pc, writes, 0, always, None
+        constant = operand.map is not None and self.setting.map(operand.map).read_only
+        if constant and Region.MAP_VALUE in regions:
+            return pc, writes, step.reads, _NEVER, None
+        return pc, writes, 0, (writes, writes), None
+
+
+def field_of(setting: Setting, step: Step, operand: Operand, size: int | None) -> Field | None:
+    """The context field that a load of ``size`` bytes reads, if it is one."""
+    if operand.offset is None or size is None:
+        return None
+    return field_at(operand.offset + step.off, size, setting.fields)
+
+
+class _Flow:
+    def __init__(self, rows: _Rows, scope: Scope, together: bool) -> None:
+        self.rows = rows
+        self.setting = rows.setting
+        self.graph = rows.graph
+        self.frames = rows.frames
+        self.scope = scope
+        self.number = 0 if scope is Scope.WARP else 1
+        count = len(self.graph.blocks)
         self.entry: list[tuple[int, int] | None] = [None] * count  # registers, stack bytes
         self.taint = [(0, 0)] * count  # what varies where a block begins because ways meet
-        self.returned = [0] * len(setting.structure.functions)  # registers that vary at the end
-        self.below = dict.fromkeys(self.foreign_writes, 0)  # bytes that callees made varying
-        self.ever = [0] * len(setting.structure.functions)  # stack bytes that vary anywhere
-        self.varying_functions = set(frames.callbacks)
+        self.waiting: set[int] = set()  # blocks to be looked at again
+        self.order: list[int] = []  # the same as a heap
+        functions = len(self.setting.structure.functions)
+        self.returned = [0] * functions  # registers that vary at the end
+        self.below = dict.fromkeys(rows.foreign_writes, 0)  # bytes that callees made varying
+        self.ever = [0] * functions  # stack bytes that vary anywhere
+        self.varying_functions = set(self.frames.callbacks)
         if not together:
             self.varying_functions.add(0)
         self.varying_blocks: set[int] = set()
         self.parted: set[int] = set()  # blocks at whose end lanes part
         self.divided: dict[int, list[frozenset[int]]] = {}  # meeting place -> regions taken
-        self.changed = True
-        self.writes = [self._block_writes(block) for block in graph.blocks]
 
     def run(self) -> Uniformity:
         self._enter(0, 0)
         for function in self.frames.callbacks:
             self._enter(self.setting.structure.functions[function][0], _ARGUMENTS)
-        while self.changed:
-            self.changed = False
-            for block in self.graph.blocks:
-                state = self.entry[block.index]
-                if state is not None:
-                    self._block(block, state)
+        while self.order:
+            index = heappop(self.order)
+            self.waiting.discard(index)
+            state = self.entry[index]
+            if state is not None:
+                self._block(self.graph.blocks[index], state)
+        return self._result()
+
+    def _result(self) -> Uniformity:
         varying: dict[int, int] = {}
+        control: list[int] = []
+        number = self.number
         for block in self.graph.blocks:
+            rows = self.rows.blocks[block.index]
+            if self._control_varies(block):
+                control.extend([row[0] for row in rows])
             state = self.entry[block.index]
             if state is None:
                 continue
             registers, stack = self._tainted(block, state)
-            for step in block.steps:
-                varying[step.pc] = registers
-                registers, stack = self._step(step, registers, stack)
-        control = frozenset(
-            step.pc
-            for block in self.graph.blocks
-            if self._control_varies(block)
-            for step in block.steps
-        )
-        return Uniformity(control, MappingProxyType(varying))
+            for pc, writes, sources, always, step in rows:
+                varying[pc] = registers
+                if step is not None:
+                    registers, stack = self._step(step, registers, stack)
+                elif writes:
+                    after = registers & ~writes | always[number]
+                    registers = after | writes if registers & sources else after
+        return Uniformity(frozenset(control), MappingProxyType(varying))
+
+    def _again(self, block: int) -> None:
+        """Something changed that a block depends on."""
+        if block not in self.waiting:
+            self.waiting.add(block)
+            heappush(self.order, block)
+
+    def _everything(self) -> None:
+        """Something changed that any block may depend on."""
+        for block in range(len(self.entry)):
+            self._again(block)
 
     # Blocks
 
@@ -121,20 +248,26 @@ class _Flow:
         merged = (registers, stack) if known is None else (known[0] | registers, known[1] | stack)
         if merged != known:
             self.entry[block] = merged
-            self.changed = True
+            self._again(block)
 
     def _block(self, block: Block, state: tuple[int, int]) -> None:
         registers, stack = self._tainted(block, state)
-        for step in block.steps:
-            if step.kind is Kind.CALL:
+        number = self.number
+        for _, writes, sources, always, step in self.rows.blocks[block.index]:
+            if step is None:
+                if writes:
+                    after = registers & ~writes | always[number]
+                    registers = after | writes if registers & sources else after
+                continue
+            if step.kind is _CALL:
                 self._note(self.ever, block.function, stack)  # a callee may look at it now
-            if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
-                self._enter(step.target, registers & _ARGUMENTS)
-                if self._control_varies(block):
-                    self._vary(step.target)
+                if step.src == CallSrc.LOCAL:
+                    self._enter(step.target, registers & _ARGUMENTS)
+                    if self._control_varies(block):
+                        self._vary(step.target)
             registers, stack = self._step(step, registers, stack)
         last = block.last
-        if last.kind is Kind.EXIT:
+        if last.kind is _EXIT:
             self._note(self.returned, block.function, registers & _RESULT)
         if len(block.successors) > 1 and last.reads & registers:
             self._divide(block)
@@ -144,7 +277,7 @@ class _Flow:
     def _note(self, table: list[int], index: int, bits: int) -> None:
         if bits & ~table[index]:
             table[index] |= bits
-            self.changed = True
+            self._everything()
 
     # Control
 
@@ -155,7 +288,7 @@ class _Flow:
         function = self.setting.structure.function_of[target]
         if function not in self.varying_functions:
             self.varying_functions.add(function)
-            self.changed = True
+            self._everything()
 
     def _divide(self, block: Block) -> None:
         """Lanes part at the end of ``block``: mark its region and what is written there."""
@@ -170,62 +303,41 @@ class _Flow:
         region = self.graph.region(block.index)
         known.append(region)
         self.varying_blocks |= region
-        self.changed = True
         registers = stack = 0
         for index in region:
-            registers |= self.writes[index][0]
-            stack |= self.writes[index][1]
+            self._again(index)
+            registers |= self.rows.written[index][0]
+            stack |= self.rows.written[index][1]
         for index in region | ({meets} if meets != END else set()):
             if index == meets or len(self.graph.blocks[index].predecessors) > 1:
                 before = self.taint[index]
                 self.taint[index] = before[0] | registers, before[1] | stack
+                self._again(index)
         if meets == END and registers & _RESULT:
             self._note(self.returned, block.function, _RESULT)
-
-    def _block_writes(self, block: Block) -> tuple[int, int]:
-        """The registers and the bytes of the own frame that a block may write."""
-        registers = stack = 0
-        for step in block.steps:
-            registers |= step.writes
-            for place in self.frames.written(step):
-                if block.function in place.functions:
-                    stack |= place.bytes
-            if step.kind is Kind.CALL:  # of a function, or of a helper that calls back
-                stack |= self.foreign_writes.get(block.function, 0)
-        return registers, stack
 
     # Instructions
 
     def _step(self, step: Step, registers: int, stack: int) -> tuple[int, int]:
-        """What varies after ``step``."""
+        """What varies after a load, a store or a call that is more than its row."""
         after = registers & ~step.writes
-        match step.kind:
-            case Kind.ALU:
-                # x ^ x and x - x are 0 whatever x is.
-                same = step.register and step.dst == step.src
-                if not (same and step.op in (AluOp.XOR, AluOp.SUB)) and step.reads & registers:
-                    after |= 1 << step.dst
-            case Kind.BYTE_ORDER:
-                after |= registers & 1 << step.dst
-            case Kind.LOAD | Kind.LOAD_SIGNED:
-                if self._loaded(step, registers, stack):
-                    after |= 1 << step.dst
-            case Kind.STORE_IMM | Kind.STORE_REG:
-                value = step.kind is Kind.STORE_REG and bool(registers >> step.src & 1)
-                place = self.frames.place(step, step.dst, step.width // 8)
-                stack = self._stored(step, place, value or bool(registers >> step.dst & 1), stack)
-            case Kind.ATOMIC:
-                place = self.frames.place(step, step.dst, step.width // 8)
-                stack = self._stored(step, place, True, stack)
-                if step.imm & 1:
-                    after |= 1 << (0 if step.imm == AtomicOp.CMPXCHG else step.src)
-            case Kind.CALL if step.src == CallSrc.LOCAL:
+        if step.kind in _LOADS:
+            if self._loaded(step, registers, stack):
+                after |= step.writes
+        elif step.kind is _CALL:
+            if step.src == CallSrc.LOCAL:
                 callee = self.setting.structure.function_of[step.target]
-                after |= self.returned[callee] & _RESULT
-            case Kind.CALL:
-                helper = HELPERS.get(step.imm)
-                if helper is not None:
-                    after, stack = self._helper(step, helper, registers, after, stack)
+                return after | self.returned[callee] & _RESULT, stack
+            helper = HELPERS.get(step.imm)
+            if helper is not None:
+                return self._helper(step, helper, registers, after, stack)
+        else:
+            place = self.frames.place(step, step.dst, step.width // 8)
+            atomic = step.kind is Kind.ATOMIC
+            value = atomic or (step.kind is Kind.STORE_REG and registers >> step.src & 1)
+            varies = bool(value or registers >> step.dst & 1)
+            stack = self._stored(step, place, varies, stack)
+            after |= step.writes
         return after, stack
 
     def _stored(self, step: Step, place: Place | None, varies: bool, stack: int) -> int:
@@ -238,7 +350,7 @@ class _Flow:
             # Nobody tells the caller's frame where ways meet in here.
             if (varies or self._control_varies(block)) and place.bytes & ~self.below[function]:
                 self.below[function] |= place.bytes
-                self.changed = True
+                self._everything()
         if own not in place.functions:
             return stack
         if varies:
@@ -262,7 +374,7 @@ class _Flow:
         address = bool(state[0] >> register & 1)
         match region:
             case Region.CONTEXT:
-                found = self._field(step, operand, size)
+                found = field_of(self.setting, step, operand, size)
                 return found is None or not self._same(found)
             case Region.STACK:
                 place = self.frames.place(step, register, size)
@@ -282,11 +394,6 @@ class _Flow:
             here = stack if function == own else self.ever[function]
             found |= place.bytes & (here | self.below.get(function, 0))
         return found
-
-    def _field(self, step: Step, operand: Operand, size: int | None) -> Field | None:
-        if operand.offset is None or size is None:
-            return None
-        return field_at(operand.offset + step.off, size, self.setting.fields)
 
     def _same(self, row: Field | Helper) -> bool:
         return row.uniform if self.scope is Scope.WARP else row.launch
