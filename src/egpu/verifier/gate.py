@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from egpu.bpf.program import AttachKind, Level, Program
 from egpu.errors import InputError
-from egpu.verifier import control, races, rmw, rules_warp, structure, threads, uniform
+from egpu.verifier import control, races, rmw, rules_warp, structure, uniform
 from egpu.verifier import liveness as liveness_of
 from egpu.verifier.explore import Exploration, Explored, Stopped, replay
 from egpu.verifier.frames import Frames
@@ -105,8 +105,7 @@ def _sealed(
     notes: list[Refusal] = []
     if setting.strict:
         rules_warp.check_collective(setting, lanes)
-        who = threads.analyse(setting, graph, frames)
-        notes += races.check(races.Known(setting, graph, frames, who, launch, matches))
+        notes += races.check(races.Known(setting, graph, frames, launch, matches))
         notes += rules_warp.load_warnings(setting, alive, facts, cost)
     warnings = tuple(sorted((warning(program, note) for note in notes), key=lambda w: w.pc))
     return _issue(

@@ -1,66 +1,63 @@
 """P8: no update of memory that threads share is lost.
 
 Map values are shared by many threads, so load, compute, store loses the updates that come between.
-A dataflow follows every value loaded from a writable map through registers and stack slots, and
-through branches: what is written, and whether a store happens, between a branch and the place where
-its ways meet depends on what the branch compared (context of calls is merged).  A store into the
-slot that it depends on is refused, unless it was recognised as a read-modify-write that becomes an
-atomic, or one thread alone writes the place (``threads``).
+``dependence`` follows every value loaded from a writable map.  A store into the slot that it
+depends on is refused, unless it was recognised as a read-modify-write that becomes an atomic, or
+one thread alone writes the place (``threads``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cached_property
 
 from egpu.bpf.helpers import HELPERS, Arg
-from egpu.bpf.isa import AluOp, AtomicOp, CallSrc, Kind
+from egpu.bpf.isa import CallSrc, Kind
 from egpu.bpf.maptypes import traits
-from egpu.verifier import linear
-from egpu.verifier.control import END, Graph
-from egpu.verifier.frames import Frames, calls_back
+from egpu.verifier import linear, threads
+from egpu.verifier.control import Graph
+from egpu.verifier.dependence import Dependence
+from egpu.verifier.frames import Frames
 from egpu.verifier.report import Refusal
 from egpu.verifier.setting import Setting
-from egpu.verifier.state import SLOT
 from egpu.verifier.structure import Step
 from egpu.verifier.threads import Threads
 from egpu.verifier.verified import Operand, Region, Rmw, Uniformity
 
-_Loads = frozenset[int]  # pcs of loads that a value depends on
-_NONE: _Loads = frozenset()
-_Registers = tuple[_Loads, ...]
-_NOTHING: _Registers = (_NONE,) * 11
 _Text = Callable[[Setting, Operand, int], str]
-_Key = TypeVar("_Key")
-_ANYWHERE = (-1, 0)  # stack bytes whose place is not known
 # Where grids and blocks have one dimension these are all indices that differ.
 _LINE = frozenset({"thread_x", "block_x"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Known:
-    """What the passes before this one found."""
+    """What the passes before this one found; ``threads`` is found when it is asked for."""
 
     setting: Setting
     graph: Graph
     frames: Frames
-    threads: Threads
     launch: Uniformity
     rmw: Mapping[int, Rmw]
+
+    @cached_property
+    def threads(self) -> Threads:
+        return threads.analyse(self.setting, self.graph, self.frames)
 
 
 def check(known: Known) -> Iterator[Refusal]:
     """Refuse lost updates (rule P8); gives the warnings."""
     taken = {match.load_pc for match in known.rmw.values()}
-    sources = {
+    writes = [write for write in _writes(known) if write.step.pc not in known.rmw]
+    if all(write.step.kind is Kind.ATOMIC for write in writes):
+        return  # nothing can be lost
+    sources = frozenset(
         pc
         for (pc, register), operand in known.frames.operands.items()
         if pc not in taken and _is_shared_load(known.setting, pc, register, operand)
-    }
-    writes = [write for write in _writes(known) if write.step.pc not in known.rmw]
+    )
     if sources:
-        yield from _Flow(known, sources, writes).check()
+        yield from _Judge(known, writes, sources).check()
     yield from _chances(known, writes)
 
 
@@ -110,181 +107,34 @@ def _writes(known: Known) -> Iterator[_Write]:
             yield _Write(step, register, target, value)
 
 
-class _Flow:
-    """The dataflow: which loads each register, stack slot and place in the code may depend on."""
+class _Judge:
+    """Verdicts on the writes of a program."""
 
-    def __init__(self, known: Known, sources: set[int], writes: list[_Write]) -> None:
+    def __init__(self, known: Known, writes: list[_Write], sources: frozenset[int]) -> None:
         self.known = known
         self.setting = known.setting
         self.structure = known.setting.structure
         self.operands = known.frames.operands
-        self.sources = sources
         self.writes = writes
-        self.before: dict[int, _Registers] = {0: (_NONE,) * 11}
-        self.slots: dict[tuple[int, int], _Loads] = {}
-        self.returned: dict[int, _Loads] = {}  # function -> r0
-        self.regions: dict[int, frozenset[int]] = {}  # blocks that a branch decides about
-        self.joined: dict[int, _Registers] = {}  # first pc of a block -> what its ways bring
-        self.parted: dict[int, _Loads] = {}  # branch -> loads that it depends on
-        self.guards: dict[int, _Loads] = {}  # block -> loads that decide whether it runs
-        self.called: dict[int, _Loads] = {}  # function -> loads that decide whether it runs
-        for function in known.frames.callbacks:
-            self.before[self.structure.functions[function][0]] = (_NONE,) * 11
+        self.flow = Dependence(self.structure, known.graph, known.frames, sources)
 
     def check(self) -> Iterator[Refusal]:
         """Solve, then look at every store."""
-        while self._round():
-            pass
+        flow = self.flow
+        flow.solve()
         for write in self.writes:
             step = write.step
-            if step.kind is Kind.ATOMIC or step.pc not in self.before:
+            if step.kind is Kind.ATOMIC or flow.entry[self.known.graph.block_of[step.pc]] is None:
                 continue
-            loads = _NONE
-            if step.kind is Kind.STORE_REG:
-                loads = self.before[step.pc][step.src]
-            elif write.value:
-                loads = self._pointed(step, write.value)
+            loads = flow.stored.get(step.pc, 0)
+            if write.value:
+                loads = flow.pointed(step, write.value)
             yield from self._judge(write, loads, _lost_text)
-            yield from self._judge(write, self._guard(step.pc) - loads, _guarded_text)
+            yield from self._judge(write, flow.guard(step.pc) & ~loads, _guarded_text)
 
-    def _guard(self, pc: int) -> _Loads:
-        block = self.known.graph.block_of[pc]
-        function = self.structure.function_of[pc]
-        return self.guards.get(block, _NONE) | self.called.get(function, _NONE)
-
-    def _round(self) -> bool:
-        """Propagate once through every instruction; whether anything changed."""
-        changed = False
-        for pc in range(len(self.structure.steps)):
-            step = self.structure.steps[pc]
-            if step is None or pc not in self.before:
-                continue
-            before = self.before[pc]
-            changed |= self._store(step, before)
-            after = self._after(step, before)
-            if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
-                entered = (_NONE, *before[1:6], *(_NONE,) * 5)
-                changed |= self._merge(step.target, entered)
-                callee = self.structure.function_of[step.target]
-                changed |= _grow(self.called, callee, self._guard(pc))
-            if calls_back(step):
-                for function in self.known.frames.callbacks:
-                    changed |= _grow(self.called, function, self._guard(pc))
-            if step.kind is Kind.EXIT:
-                function = self.structure.function_of[pc]
-                changed |= _grow(self.returned, function, before[0])
-            if step.kind is Kind.JUMP:
-                compared = before[step.dst] | (before[step.src] if step.register else _NONE)
-                changed |= self._part(step, compared)
-            for successor in self.structure.successors(step):
-                changed |= self._merge(successor, after)
-        return changed
-
-    def _part(self, step: Step, loads: _Loads) -> bool:
-        """A branch that depends on ``loads``: so does what happens until its ways meet."""
-        graph = self.known.graph
-        block = graph.block_of[step.pc]
-        if len(graph.blocks[block].successors) < 2 or not _grow(self.parted, block, loads):
-            return False
-        loads = self.parted[block]
-        if block not in self.regions:
-            self.regions[block] = graph.region(block)
-        region, meets = self.regions[block], graph.meets[block]
-        written = 0
-        for index in region:
-            _grow(self.guards, index, loads)
-            for inside in graph.blocks[index].steps:
-                written |= inside.writes
-        for index in region | ({meets} if meets != END else set()):
-            if index == meets or len(graph.blocks[index].predecessors) > 1:
-                first = graph.blocks[index].steps[0].pc
-                known = self.joined.get(first, _NOTHING)
-                self.joined[first] = tuple(
-                    own | loads if written >> register & 1 else own
-                    for register, own in enumerate(known)
-                )
-        if meets == END and written & 1:
-            _grow(self.returned, self.structure.function_of[step.pc], loads)
-        return True
-
-    def _merge(self, pc: int, registers: _Registers) -> bool:
-        known = self.before.get(pc)
-        if registers == known and pc not in self.joined:
-            return False
-        joined = self.joined.get(pc, _NOTHING)
-        merged = tuple(
-            a | b | c for a, b, c in zip(known or _NOTHING, registers, joined, strict=True)
-        )
-        self.before[pc] = merged
-        return merged != known
-
-    def _after(self, step: Step, before: _Registers) -> _Registers:
-        lost = step.writes
-        after = [_NONE if lost >> index & 1 else loads for index, loads in enumerate(before)]
-        match step.kind:
-            case Kind.ALU:
-                own = _NONE if step.op is AluOp.MOV else before[step.dst]
-                after[step.dst] = own | (before[step.src] if step.register else _NONE)
-            case Kind.BYTE_ORDER:
-                after[step.dst] = before[step.dst]
-            case Kind.LOAD | Kind.LOAD_SIGNED:
-                loads = self._pointed(step, step.src)
-                after[step.dst] = loads | ({step.pc} if step.pc in self.sources else _NONE)
-            case Kind.ATOMIC if step.imm & 1:
-                # The fetched value of a stack atomic is what was stored there.
-                after[0 if step.imm == AtomicOp.CMPXCHG else step.src] = self._pointed(
-                    step, step.dst
-                )
-            case Kind.CALL if step.src == CallSrc.LOCAL:
-                callee = self.structure.function_of[step.target]
-                after[0] = self.returned.get(callee, _NONE)
-        return tuple(after)
-
-    def _place(self, step: Step, register: int) -> tuple[int, int] | None:
-        """The stack slot that an instruction reaches through ``register``, None if no stack."""
-        operand = self.operands.get((step.pc, register))
-        if operand is None or Region.STACK not in operand.regions:
-            return None
-        if operand.regions != {Region.STACK} or operand.offset is None or operand.frame != 0:
-            return _ANYWHERE
-        offset = step.off if step.kind is not Kind.CALL else 0
-        return self.structure.function_of[step.pc], (operand.offset + offset) // SLOT
-
-    def _pointed(self, step: Step, register: int) -> _Loads:
-        """What the stack bytes behind ``register`` may depend on."""
-        place = self._place(step, register)
-        if place is None:
-            return _NONE
-        if place == _ANYWHERE:
-            return _NONE.union(*self.slots.values())
-        found = self.slots.get(place, _NONE) | self.slots.get(_ANYWHERE, _NONE)
-        if step.kind is Kind.CALL:  # a buffer: from its first slot upwards
-            found = found.union(
-                *(
-                    loads
-                    for (function, slot), loads in self.slots.items()
-                    if function == place[0] and slot >= place[1]
-                )
-            )
-        return found
-
-    def _store(self, step: Step, before: _Registers) -> bool:
-        if step.kind not in (Kind.STORE_REG, Kind.STORE_IMM, Kind.ATOMIC):
-            return False
-        place = self._place(step, step.dst)
-        if place is None:
-            return False
-        # Whether the old value stays depends on what led here.
-        loads = self._guard(step.pc)
-        if step.kind is not Kind.STORE_IMM:
-            loads |= before[step.src]
-        return _grow(self.slots, place, loads)
-
-    # Verdicts
-
-    def _judge(self, write: _Write, loads: _Loads, text: _Text) -> Iterator[Refusal]:
+    def _judge(self, write: _Write, loads: int, text: _Text) -> Iterator[Refusal]:
         """Refuse a store that depends on what its own place held; gives warnings."""
-        for pc in sorted(loads):
+        for pc in self.flow.pcs(loads):
             load = self.structure.step(pc)
             if not self._same_slot(write, load):
                 continue
@@ -320,19 +170,19 @@ class _Flow:
 def _owner(known: Known, writes: list[_Write], write: _Write, load: Step) -> frozenset[str]:
     """The indices that all threads share that write where ``write`` does, as far as all writes to
     the map agree; none if another thread may."""
-    threads = known.threads
-    slot = threads.slots.get((write.step.pc, write.register))
+    found = known.threads
+    slot = found.slots.get((write.step.pc, write.register))
     partition = slot.indices if slot is not None else frozenset()
-    if partition and threads.slots.get((load.pc, load.src)) != slot:
+    if partition and found.slots.get((load.pc, load.src)) != slot:
         return frozenset()
-    owner = threads.owner(write.step.pc, write.register)
+    owner = found.owner(write.step.pc, write.register)
     for other in writes:
         if other.target.map is not None and other.target.map != write.target.map:
             continue
-        place = threads.slots.get((other.step.pc, other.register))
+        place = found.slots.get((other.step.pc, other.register))
         if (place.indices if place is not None else frozenset()) != partition:
             return frozenset()
-        owner &= threads.owner(other.step.pc, other.register)
+        owner &= found.owner(other.step.pc, other.register)
     return owner
 
 
@@ -352,15 +202,6 @@ def _chances(known: Known, writes: list[_Write]) -> Iterator[Refusal]:
                 step.pc,
                 "use an atomic, let one thread store, or give each thread its place",
             )
-
-
-def _grow(table: dict[_Key, _Loads], key: _Key, loads: _Loads) -> bool:
-    """Add to an entry of a table; whether that changed it."""
-    known = table.get(key, _NONE)
-    if loads <= known:
-        return False
-    table[key] = known | loads
-    return True
 
 
 _SHARED_HINT = "use an atomic, such as __sync_fetch_and_add"

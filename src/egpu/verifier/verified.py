@@ -33,6 +33,8 @@ class Policy(enum.Enum):
 class Region(enum.Enum):
     """What memory a register points into."""
 
+    __hash__ = object.__hash__  # members are single; Enum's own is written in Python and slow
+
     SCALAR = "scalar"  # not a pointer (value arguments of helpers)
     NULL = "null"
     CONTEXT = "ctx"

@@ -1,0 +1,222 @@
+"""Which loads of shared memory a value, or whether something happens, may depend on.
+
+A dataflow follows what was loaded through registers and stack slots, and through branches: what is
+written, and what runs, between a branch and the place where its ways meet depends on what the
+branch compared (context of calls is merged).  Sets of loads are bit sets; ``pcs`` reads them.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from egpu.bpf.isa import CallSrc, Kind
+from egpu.verifier.control import END, Block, Graph
+from egpu.verifier.frames import Frames, calls_back
+from egpu.verifier.state import SLOT
+from egpu.verifier.structure import Step, Structure
+from egpu.verifier.verified import Region
+
+_REGISTERS = 11
+_ANYWHERE = (-1, 0)  # stack bytes whose place is not known
+_CALL, _EXIT, _JUMP = Kind.CALL, Kind.EXIT, Kind.JUMP
+_COMPUTED = frozenset({Kind.ALU, Kind.BYTE_ORDER, Kind.LOAD_IMM64})
+_LOADS = frozenset({Kind.LOAD, Kind.LOAD_SIGNED})
+_STORES = frozenset({Kind.STORE_IMM, Kind.STORE_REG, Kind.ATOMIC})
+
+
+class Dependence:
+    """What depends on the loads at ``sources``, once ``solve`` has run."""
+
+    def __init__(
+        self, structure: Structure, graph: Graph, frames: Frames, sources: frozenset[int]
+    ) -> None:
+        self.structure = structure
+        self.graph = graph
+        self.frames = frames
+        self.sources = sorted(sources)
+        self.bits = {pc: 1 << index for index, pc in enumerate(self.sources)}
+        count = len(graph.blocks)
+        self.entry: list[list[int] | None] = [None] * count  # registers where a block begins
+        self.joined: dict[int, list[int]] = {}  # what the ways that meet at a block add to that
+        self.parted: dict[int, int] = {}  # block -> loads that the branch at its end depends on
+        self.guards = [0] * count  # loads that decide whether a block runs
+        functions = len(structure.functions)
+        self.called = [0] * functions  # loads that decide whether a function runs
+        self.returned = [0] * functions  # r0
+        self.slots: dict[tuple[int, int], int] = {}
+        self.stored: dict[int, int] = {}  # by pc, of the register that a store writes
+        self.waiting: set[int] = set()  # blocks to be looked at again
+        self.order: list[int] = []  # the same as a heap
+
+    def solve(self) -> None:
+        """Until no block changes anything."""
+        for start in (0, *(self.structure.functions[f][0] for f in self.frames.callbacks)):
+            self._merge(self.graph.block_of[start], [0] * _REGISTERS)
+        while self.order:
+            index = heappop(self.order)
+            self.waiting.discard(index)
+            registers = self.entry[index]
+            if registers is not None:
+                self._block(self.graph.blocks[index], registers)
+
+    def pcs(self, loads: int) -> list[int]:
+        """The loads of a set by pc."""
+        return [pc for index, pc in enumerate(self.sources) if loads >> index & 1]
+
+    def guard(self, pc: int) -> int:
+        """The loads that decide whether an instruction runs."""
+        return self.guards[self.graph.block_of[pc]] | self.called[self.structure.function_of[pc]]
+
+    def pointed(self, step: Step, register: int) -> int:
+        """What the stack bytes behind ``register`` may depend on."""
+        place = self._place(step, register)
+        if place is None:
+            return 0
+        found = 0
+        if place == _ANYWHERE:
+            for loads in self.slots.values():
+                found |= loads
+            return found
+        found = self.slots.get(place, 0) | self.slots.get(_ANYWHERE, 0)
+        if step.kind is _CALL:  # a buffer: from its first slot upwards
+            for (function, slot), loads in self.slots.items():
+                if function == place[0] and slot >= place[1]:
+                    found |= loads
+        return found
+
+    def _place(self, step: Step, register: int) -> tuple[int, int] | None:
+        """The stack slot that an instruction reaches through ``register``, None if no stack."""
+        operand = self.frames.operand(step.pc, register)
+        if operand is None or Region.STACK not in operand.regions:
+            return None
+        if len(operand.regions) > 1 or operand.offset is None or operand.frame != 0:
+            return _ANYWHERE
+        offset = step.off if step.kind is not _CALL else 0
+        return self.structure.function_of[step.pc], (operand.offset + offset) // SLOT
+
+    # Blocks
+
+    def _again(self, block: int) -> None:
+        """Something changed that a block depends on."""
+        if block not in self.waiting:
+            self.waiting.add(block)
+            heappush(self.order, block)
+
+    def _note(self, table: list[int], index: int, loads: int) -> None:
+        """Add to an entry of a table that any block may read."""
+        if loads & ~table[index]:
+            table[index] |= loads
+            self._everything()
+
+    def _everything(self) -> None:
+        for block in range(len(self.entry)):
+            self._again(block)
+
+    def _merge(self, block: int, registers: list[int]) -> None:
+        known = self.entry[block]
+        if known is None:
+            self.entry[block] = registers.copy()
+            self._again(block)
+        elif registers != known:
+            merged = [a | b for a, b in zip(known, registers, strict=True)]
+            if merged != known:
+                self.entry[block] = merged
+                self._again(block)
+
+    def _block(self, block: Block, before: list[int]) -> None:
+        joined = self.joined.get(block.index)
+        if joined is None:
+            registers = before.copy()
+        else:
+            registers = [a | b for a, b in zip(before, joined, strict=True)]
+        held = sum(1 << index for index, loads in enumerate(registers) if loads)
+        for step in block.steps:
+            kind, reads, writes = step.kind, step.reads, step.writes
+            if kind in _COMPUTED:
+                if reads & held:
+                    loads = registers[step.src] if step.register else 0
+                    if reads >> step.dst & 1:
+                        loads |= registers[step.dst]
+                    registers[step.dst] = loads
+                    held |= writes
+                elif writes & held:
+                    registers[step.dst] = 0
+                    held &= ~writes
+                continue
+            if kind in _STORES:
+                self._store(step, registers)
+            elif kind is _EXIT:
+                self._note(self.returned, block.function, registers[0])
+            elif kind is _CALL:
+                self._call(block, step, registers)
+            if writes:
+                loads = self._made(step)
+                if loads or writes & held:
+                    for register in range(_REGISTERS):
+                        if writes >> register & 1:
+                            registers[register] = 0
+                    registers[0 if kind is _CALL else writes.bit_length() - 1] = loads
+                    held = sum(1 << index for index, loads in enumerate(registers) if loads)
+        last = block.last
+        if last.kind is _JUMP and last.reads & held and len(block.successors) > 1:
+            self._part(block, registers[last.dst] | (registers[last.src] if last.register else 0))
+        for successor in block.successors:
+            self._merge(successor, registers)
+
+    def _made(self, step: Step) -> int:
+        """What a load, a call or an atomic leaves in its register depends on."""
+        if step.kind in _LOADS:
+            return self.pointed(step, step.src) | self.bits.get(step.pc, 0)
+        if step.kind is _CALL:
+            if step.src != CallSrc.LOCAL:
+                return 0
+            return self.returned[self.structure.function_of[step.target]]
+        # The fetched value of a stack atomic is what was stored there.
+        return self.pointed(step, step.dst)
+
+    def _store(self, step: Step, registers: list[int]) -> None:
+        # Whether the old value stays depends on what led here.
+        loads = self.guard(step.pc)
+        if step.kind is not Kind.STORE_IMM:
+            self.stored[step.pc] = registers[step.src]
+            loads |= registers[step.src]
+        place = self._place(step, step.dst)
+        if place is not None and loads & ~self.slots.get(place, 0):
+            self.slots[place] = self.slots.get(place, 0) | loads
+            self._everything()
+
+    def _call(self, block: Block, step: Step, registers: list[int]) -> None:
+        """What a function gets that is called here, itself or by a helper."""
+        guard = self.guard(step.pc)
+        if step.src == CallSrc.LOCAL:
+            entered = [0, *registers[1:6], 0, 0, 0, 0, 0]
+            self._merge(self.graph.block_of[step.target], entered)
+            self._note(self.called, self.structure.function_of[step.target], guard)
+        elif calls_back(step):
+            for function in self.frames.callbacks:
+                self._note(self.called, function, guard)
+
+    def _part(self, block: Block, loads: int) -> None:
+        """A branch that depends on ``loads``: so does what happens until its ways meet."""
+        known = self.parted.get(block.index, 0)
+        if not loads & ~known:
+            return
+        loads = self.parted[block.index] = known | loads
+        graph = self.graph
+        region, meets = graph.region(block.index), graph.meets[block.index]
+        written = 0
+        for index in region:
+            if loads & ~self.guards[index]:
+                self.guards[index] |= loads
+                self._again(index)
+            for step in graph.blocks[index].steps:
+                written |= step.writes
+        for index in region | ({meets} if meets != END else set()):
+            if index == meets or len(graph.blocks[index].predecessors) > 1:
+                joined = self.joined.setdefault(index, [0] * _REGISTERS)
+                for register in range(_REGISTERS):
+                    if written >> register & 1:
+                        joined[register] |= loads
+                self._again(index)
+        if meets == END and written & 1:
+            self._note(self.returned, block.function, loads)
