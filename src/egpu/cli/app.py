@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: (module of egpu.cli, what it d
     "doctor":             ("doctor",      "Say what works on this machine and what to install."),
     "exec":               ("exec",        "Run one eBPF program once, on memory of your own."),
     "conformance-plugin": ("conformance", "Speak the public conformance suite's plugin protocol."),
-    "demo":               ("demo",        "Run the demo workload under both tools."),
+    "demo":               ("demo",        "Run the demo workload under two tools."),
     "version":            ("version",     "Print the version."),
 }
 # fmt: on

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from egpu.cli.extras import Extras, Shown, picture_file
 from egpu.cli.output import (
     btf_option,
     cost_limit_option,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from egpu.bpf.program import Object
     from egpu.report import Report
     from egpu.session import Options
-    from egpu.tools.registry import Tool, ToolEntry
+    from egpu.tools.registry import ToolEntry
 
 
 @click.command("run")
@@ -71,6 +72,18 @@ if TYPE_CHECKING:
 )
 @cost_limit_option
 @btf_option
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Say how each kernel was probed or why not: registers, resident blocks, spills.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Give kernel names in full below the report.")
+@click.option(
+    "--perfetto",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="blocksched: also write every block to a file for ui.perfetto.dev.",
+)
 @click.option("--no-follow", is_flag=True, help="Probe only COMMAND itself, not its children.")
 @click.option(
     "--interval",
@@ -94,6 +107,9 @@ def command(
     hash_maps: bool,
     map_deletions: bool,
     every: int | None,
+    explain: bool,
+    verbose: bool,
+    perfetto: Path | None,
     cost_limit: int,
     btf: Path | None,
     no_follow: bool,
@@ -126,10 +142,13 @@ def command(
         map_deletions=map_deletions,
         cost_limit=cost_limit,
     )
-    with destination(output) as stream:
+    extras = Extras(explain=explain, verbose=verbose)
+    with destination(output) as stream, picture_file(tool, perfetto) as picture:
         if tool is None:
-            return run_object(loaded, workload, options, stream, as_json=as_json, interval=interval)
-        made = new_tool(tool)
+            return run_object(
+                loaded, workload, options, stream, extras, as_json=as_json, interval=interval
+            )
+        made = Shown(new_tool(tool), extras, picture)
         return run_tool(made, loaded, workload, options, stream, as_json=as_json, interval=interval)
 
 
@@ -165,7 +184,7 @@ def choose(program: str, btf: Path | None = None) -> tuple[ToolEntry | None, Obj
 
 
 def run_tool(
-    tool: Tool,
+    tool: Shown,
     loaded: Object,
     workload: tuple[str, ...],
     options: Options,
@@ -190,6 +209,7 @@ def run_object(
     workload: tuple[str, ...],
     options: Options,
     stream: TextIO,
+    extras: Extras,
     *,
     as_json: bool,
     interval: float,
@@ -202,7 +222,11 @@ def run_object(
     with session.run(workload, programs=loaded, options=options) as running:
         output = ObjectOutput(running, stream, as_json=as_json)
         status = follow(running, output.collect, interval_s=interval)
-        return finish(status, lambda: _write(output.report(), stream, as_json=as_json), stream)
+        return finish(
+            status,
+            lambda: _write(extras.added_to(output.report(), running), stream, as_json=as_json),
+            stream,
+        )
 
 
 def _write(report: Report, stream: TextIO, *, as_json: bool) -> None:

@@ -1,6 +1,8 @@
 """The composer: object files, verifier, code generation, splicing, agent and maps in one run."""
 
 from egpu.session.arenas import Arena, Maps, Ring, RingTotals
+from egpu.session.cache import Way
+from egpu.session.explain import Explanation
 from egpu.session.objects import Collection, combine
 from egpu.session.session import Options, Session, SessionCost, run
 from egpu.session.twins import TwinReport
@@ -8,6 +10,7 @@ from egpu.session.twins import TwinReport
 __all__ = [
     "Arena",
     "Collection",
+    "Explanation",
     "Maps",
     "Options",
     "Ring",
@@ -15,6 +18,7 @@ __all__ = [
     "Session",
     "SessionCost",
     "TwinReport",
+    "Way",
     "combine",
     "run",
 ]

@@ -9,6 +9,7 @@ file's time is that of its last use: the least recently used go first.
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import hashlib
 import json
@@ -26,7 +27,6 @@ from egpu.version import VERSION
 CACHE_FORMAT = b"egpu twin 4\n"
 _BUILDERS = ("bpf", "verifier", "codegen", "image", "splice", "maps")  # packages that decide
 DEFAULT_LIMIT = 256 << 20  # bytes
-LIMIT_VARIABLE = "EGPU_CACHE_LIMIT"
 SUFFIX = ".twin"
 _SIZE = re.compile(r"([0-9]{1,12})([KMG]?)", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
@@ -49,8 +49,8 @@ def cache_limit() -> int:
 
     InputError (usage) if the variable says something else.
     """
-    text = os.environ.get(LIMIT_VARIABLE)
-    return DEFAULT_LIMIT if not text else byte_size(text, LIMIT_VARIABLE)
+    text = os.environ.get("EGPU_CACHE_LIMIT")
+    return DEFAULT_LIMIT if not text else byte_size(text, "EGPU_CACHE_LIMIT")
 
 
 def byte_size(text: str, where: str) -> int:
@@ -61,6 +61,14 @@ def byte_size(text: str, where: str) -> int:
             f"{text!r} is no size", where=where, hint="bytes, or with K, M or G behind", usage=True
         )
     return int(found[1]) << _UNITS[found[2].upper()]
+
+
+class Way(enum.Enum):
+    """How probes got into a kernel."""
+
+    PTX = "PTX"  # its PTX was spliced and assembled
+    MACHINE_CODE = "SASS"  # its own machine code was spliced
+    NONE = "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +94,13 @@ class BuiltTwin:
     entry_sites: int
     exit_sites: int
     uncovered: tuple[str, ...]
+    way: Way = Way.PTX
 
     def to_bytes(self, origin: Origin | None = None) -> bytes:
         """Length of a JSON head in 4 bytes, the head, the image."""
         head = {field.name: getattr(self, field.name) for field in fields(self)}
         del head["image"]
+        head["way"] = self.way.value
         head["origin"] = asdict(origin or Origin()) | {"build": build_identity()}
         text = json.dumps(head).encode()
         return len(text).to_bytes(4, "little") + text + self.image
@@ -106,6 +116,7 @@ class BuiltTwin:
             head.pop("origin", None)
             for name in ("globals", "uncovered"):
                 head[name] = tuple(head[name])
+            head["way"] = Way(head["way"])
             head["patches"] = tuple((offset, addend) for offset, addend in head["patches"])
             return cls(image=data[end:], **head)
         except (AttributeError, TypeError, KeyError) as error:

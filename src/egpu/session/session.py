@@ -32,6 +32,7 @@ from egpu.session.arenas import Arenas, Maps
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
 from egpu.session.cache import TwinCache, cache_limit, default_directory
+from egpu.session.explain import Explanation, explain, without_resources
 from egpu.session.kernel_types import kernel_types
 from egpu.session.objects import Collection, combine
 from egpu.session.twins import TwinBuilder, TwinReport
@@ -192,6 +193,11 @@ class Session:
     def twins(self) -> tuple[TwinReport, ...]:
         """What became of every kernel that a probe matched."""
         return self._broker.builder.reports()
+
+    def explain(self) -> tuple[Explanation, ...]:
+        """What was done to each kernel that was launched, and what it changed."""
+        rows = explain(self._server.processes(), self.twins(), self.devices)
+        return without_resources(rows) if self.simulated else rows
 
     def snapshot(self, timeout: float = 5.0) -> bool:
         """Have every agent copy its maps now; False if one did not answer in time."""

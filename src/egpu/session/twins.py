@@ -25,7 +25,7 @@ from egpu.image.ptx.syntax import Module
 from egpu.maps.layout import ArenaLayout
 from egpu.session.assemble import Assembler
 from egpu.session.attached import Attachment, ProbeSet
-from egpu.session.cache import BuiltTwin, Origin, TwinCache
+from egpu.session.cache import BuiltTwin, Origin, TwinCache, Way
 from egpu.splice import kernel_alone, splice_ptx, splice_sass
 
 _PARSED_LIMIT = 16  # modules kept: a fatbin's kernels are resolved one after the other
@@ -49,6 +49,7 @@ class TwinReport:
     uncovered: tuple[str, ...] = ()
     build_ms: float = 0.0
     cached: bool = False
+    way: Way = Way.NONE
 
 
 class TwinBuilder:
@@ -102,6 +103,7 @@ class TwinBuilder:
                     uncovered=built.uncovered,
                     build_ms=(time.perf_counter() - started) * 1e3,
                     cached=cached,
+                    way=built.way,
                 )
             )
         return Twin(
@@ -203,6 +205,7 @@ class TwinBuilder:
             entry_sites=spliced.entry_sites,
             exit_sites=spliced.exit_sites,
             uncovered=spliced.uncovered,
+            way=Way.MACHINE_CODE,
         )
 
     def _module(self, image: Image, seen: KernelSeen) -> Module:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from egpu.tools.names import display_names
+
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunches:
     """What the host side saw of one kernel.
 
-    ``name`` is readable (demangled); ``not_probed`` counts launches by reason.  Threads and blocks
-    are the host's arithmetic over the launches that were probed, so a tool's own count must equal
-    them.  ``captured``: launches recorded into a graph, whose replays the host does not see
+    ``name`` is readable (demangled), ``short`` what tables show (see ``names``).
+    ``not_probed`` counts launches by reason.  Threads and blocks are the host's arithmetic over the
+    launches that were probed, so a tool's own count must equal them.  ``captured``: launches
+    recorded into a graph, whose replays the host does not see
     one by one, so the threads of such a kernel have no expected number.
     """
 
@@ -29,6 +32,12 @@ class KernelLaunches:
     registers_before: int = 0
     registers_after: int = 0
     captured: int = 0
+    short: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name as tables show it."""
+        return self.short or display_names((self.name,))[0]
 
     @property
     def partial(self) -> bool:
@@ -91,7 +100,13 @@ class Run:
 
     def name(self, kernel_id: int) -> str:
         """The readable name of a kernel; "kernel 7" if the host did not name it."""
-        for kernel in self.kernels:
-            if kernel.kernel_id == kernel_id:
-                return kernel.name
-        return f"kernel {kernel_id}"
+        found = self._kernel(kernel_id)
+        return found.name if found is not None else f"kernel {kernel_id}"
+
+    def label(self, kernel_id: int) -> str:
+        """The same, as tables show it."""
+        found = self._kernel(kernel_id)
+        return found.label if found is not None else f"kernel {kernel_id}"
+
+    def _kernel(self, kernel_id: int) -> KernelLaunches | None:
+        return next((each for each in self.kernels if each.kernel_id == kernel_id), None)

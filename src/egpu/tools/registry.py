@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from egpu.bpf.program import Object
     from egpu.report import Report
     from egpu.session import Session
+    from egpu.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,13 @@ class ToolEntry:
     """A tool's name and what it answers; its folder and object file have the name too.
 
     ``samples``: it can measure a share of the blocks (constant ``every`` of its programs).
+    ``timeline``: it can say what ran where and when (its ``Tool`` is a ``TimelineTool``).
     """
 
     name: str
     summary: str
     samples: bool = False
+    timeline: bool = False
 
 
 # fmt: off
@@ -33,6 +36,8 @@ TOOLS: tuple[ToolEntry, ...] = (
     ToolEntry("kernelcount", "launches, threads and blocks, by kernel and SM"),
     ToolEntry("kernellat",   "how long launches and blocks take: p50, p95, p99 and histogram",
               samples=True),
+    ToolEntry("blocksched",  "which block ran on which SM and when: waves, tail, imbalance, gaps",
+              timeline=True),
 )
 # fmt: on
 
@@ -45,6 +50,13 @@ class Tool(Protocol):
 
     def report(self, session: Session) -> Report:
         """The report, once the workload has ended."""
+
+
+class TimelineTool(Tool, Protocol):
+    """A tool that can also say what ran where and when."""
+
+    def timeline(self, session: Session) -> Timeline:
+        """Everything that it kept; after :meth:`report`."""
 
 
 def find_tool(name: str) -> ToolEntry | None:

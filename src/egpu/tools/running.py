@@ -10,10 +10,13 @@ from egpu.bpf.demangle import demangle
 from egpu.errors import InternalError
 from egpu.maps import MapView
 from egpu.tools.model import KernelLaunches, Run, RunCost
+from egpu.tools.names import display_names
 
 if TYPE_CHECKING:
     from egpu.agent.twin import KernelStats
     from egpu.session import Maps, Session
+
+UNNAMED = "(kernels past the agent's table)"
 
 
 def run_of(session: Session) -> Run:
@@ -52,11 +55,14 @@ def kernels_of(stats: Iterable[KernelStats]) -> tuple[KernelLaunches, ...]:
 
     Launches recorded into graphs count as seen, and as probed if the node got the twin.
     """
+    stats = tuple(stats)
+    names = [demangle(row.name) if row.name else UNNAMED for row in stats]
     rows = [
         KernelLaunches(
             # Kernels without a twin have no id: nothing on the device names them.
             kernel_id=row.kernel_id if row.kernel_id >= 0 else -1 - position,
-            name=demangle(row.name) if row.name else "(kernels past the agent's table)",
+            name=name,
+            short=short,
             seen=row.seen + row.captured,
             probed=row.probed + row.captured_probed,
             not_probed=tuple(sorted(row.not_probed.items())),
@@ -66,7 +72,9 @@ def kernels_of(stats: Iterable[KernelStats]) -> tuple[KernelLaunches, ...]:
             registers_after=row.registers_after,
             captured=row.captured,
         )
-        for position, row in enumerate(stats)
+        for position, (row, name, short) in enumerate(
+            zip(stats, names, display_names(names), strict=True)
+        )
     ]
     return tuple(sorted(rows, key=lambda row: (-row.seen, row.name)))
 

@@ -19,7 +19,7 @@ def coverage(run: Run) -> list[Part]:
     missing = [kernel for kernel in run.kernels if kernel.partial]
     if missing:
         rows = tuple(
-            (kernel.name, reason, f"{number:,}", f"{kernel.seen:,}")
+            (kernel.label, reason, f"{number:,}", f"{kernel.seen:,}")
             for kernel in missing
             for reason, number in _reasons(kernel)
         )
@@ -72,24 +72,29 @@ def _slowdown(spent: RunCost, probed: int) -> str:
         parts.append(f"{spent.waits:,} launches waited {duration(spent.wait_ms * 1e6)} for twins")
     if spent.launch_ns is not None:
         parts.append(f"{spent.launch_ns:.0f} ns per probed launch")
-    share = spent.host_share(probed)
+    part = spent.host_share(probed)
     if not parts:
         return "Slowdown on the host: not measured."
-    amount = "" if share is None else f" ({_percent(share)} of the run)"
+    amount = "" if part is None else f" ({_percent(part)} of the run)"
     return f"Slowdown on the host: {', then '.join(parts)}{amount}."
 
 
-def _percent(share: float) -> str:
+def _percent(part: float) -> str:
     """A share with two significant digits: "0.012 %", "3.4 %", "120 %"."""
-    value = 100 * share
+    value = 100 * part
     digits = 0 if value >= 9.95 else 1 if value >= 0.995 else 2 if value >= 0.0995 else 3
     return f"{value:.{digits}f} %"
+
+
+def share(part: float, whole: float) -> str:
+    """A share in whole percent, "-" of nothing."""
+    return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
 def common_data(run: Run) -> dict[str, object]:
     """The keys that every tool's JSON has."""
     spent = run.cost
-    share = spent.host_share(sum(kernel.probed for kernel in run.kernels))
+    host = spent.host_share(sum(kernel.probed for kernel in run.kernels))
     return {
         "device": run.device,
         "simulated": run.simulated,
@@ -109,7 +114,7 @@ def common_data(run: Run) -> dict[str, object]:
             "launch_ns": None if spent.launch_ns is None else round(spent.launch_ns, 1),
             "launches_timed": spent.timed,
             "run_ms": round(spent.run_ms, 3),
-            "host_share": None if share is None else round(share, 6),
+            "host_share": None if host is None else round(host, 6),
             "instructions": spent.instructions,
             "site_instructions": spent.site_instructions,
             "records_dropped": spent.records_dropped,
@@ -123,6 +128,7 @@ def launch_data(kernel: KernelLaunches) -> dict[str, object]:
     return {
         "kernel_id": kernel.kernel_id,
         "name": kernel.name,
+        "short_name": kernel.label,
         "launches_seen": kernel.seen,
         "launches_probed": kernel.probed,
         "launches_captured": kernel.captured,
@@ -143,12 +149,5 @@ def _reasons(kernel: KernelLaunches) -> tuple[tuple[str, int], ...]:
 def _registers(kernels: tuple[KernelLaunches, ...]) -> str:
     known = [kernel for kernel in kernels if kernel.registers_after]
     return ", ".join(
-        f"{short(kernel.name)} {kernel.registers_before} -> {kernel.registers_after}"
-        for kernel in known
+        f"{kernel.label} {kernel.registers_before} -> {kernel.registers_after}" for kernel in known
     )
-
-
-def short(name: str) -> str:
-    """A kernel's name without its parameter list, for titles and running text."""
-    head = name.split("(", 1)[0]
-    return head if len(head) <= 32 else head[:31] + "…"

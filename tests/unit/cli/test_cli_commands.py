@@ -128,7 +128,8 @@ def test_tools(run):
     assert "kernelcount  launches, threads and blocks" in out
     document = json.loads(run("tools", "--json")[1])
     assert document["schema"] == "egpu.tools/1"
-    assert [row["name"] for row in document["tools"]] == ["kernelcount", "kernellat"]
+    names = [row["name"] for row in document["tools"]]
+    assert names == ["kernelcount", "kernellat", "blocksched"]
 
 
 @pytest.mark.parametrize("executor", ["interp", "host"])

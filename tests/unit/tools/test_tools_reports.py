@@ -70,8 +70,8 @@ def test_kernelcount_marks_partial_totals_and_says_why():
     text = render_text(count_report(RUN, COUNTS, 0))
     assert "2,560" in line_with(text, "vadd")
     assert "2,560+" not in text
-    assert "4,096+" in line_with(text, "void cub")
-    assert "32 on 1" in line_with(text, "void cub")
+    assert "4,096+" in line_with(text, "DeviceReduceKernel")
+    assert "32 on 1" in line_with(text, "DeviceReduceKernel")
     assert "5 on 2" in line_with(text, "vadd")
     assert "not ready in t" in text
     assert "unknown" in line_with(text, "unknown")

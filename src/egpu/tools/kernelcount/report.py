@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
 from egpu.tools.model import KernelLaunches, Run
-from egpu.tools.sections import common_data, cost, count, coverage, launch_data, short
+from egpu.tools.sections import common_data, cost, count, coverage, launch_data
 
 SCHEMA = "kernelcount/1"
 
@@ -65,7 +65,7 @@ def _table(run: Run, kernels: list[KernelLaunches], by_id: dict[int, KernelCount
         lower = kernel.partial or bool(run.snapshot)
         rows.append(
             (
-                kernel.name,
+                kernel.label,
                 f"{kernel.seen:,}",
                 f"{kernel.probed:,}",
                 count(sum(row.threads), lower_bound=lower),
@@ -89,7 +89,7 @@ def _spread(blocks: tuple[int, ...]) -> str:
 def _doubts(kernel: KernelLaunches, row: KernelCount) -> list[str]:
     """Sentences about counts that do not fit each other."""
     threads, blocks, exits = sum(row.threads), sum(row.blocks), sum(row.exits)
-    name, doubts = short(kernel.name), []
+    name, doubts = kernel.label, []
     expected = (kernel.threads_probed, kernel.blocks_probed)
     if kernel.probed and not kernel.captured and (threads, blocks) != expected:
         doubts.append(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from egpu.report import Align, Column, Histogram, Paragraph, Part, Report, Table, Weight, duration
 from egpu.tools.kernellat.times import MAX_KERNELS, Durations, KernelTimes, Losses
 from egpu.tools.model import KernelLaunches, Run
-from egpu.tools.sections import common_data, cost, count, coverage, launch_data, short
+from egpu.tools.sections import common_data, cost, count, coverage, launch_data
 
 SCHEMA = "kernellat/1"
 HISTOGRAMS = 4  # kernels that get a histogram in the text; JSON has all
@@ -43,7 +43,7 @@ def build_report(
     title = f"Blocks: first warp's entry to last warp's exit{share}{clock}"
     parts.append(_table(title, run, rows, launches=False))
     parts += [
-        Histogram(f"{short(row.kernel.name)}: blocks{clock}", "ns", row.times.blocks.octaves())
+        Histogram(f"{row.kernel.label}: blocks{clock}", "ns", row.times.blocks.octaves())
         for row in rows[:HISTOGRAMS]
         if len(row.times.blocks)
     ]
@@ -97,7 +97,7 @@ def _table(title: str, run: Run, rows: list[_Row], *, launches: bool) -> Table:
         values = row.times.launches if launches else row.times.blocks
         missing = row.launches_incomplete if launches else row.blocks_incomplete
         lower = row.kernel.partial or bool(run.snapshot) or bool(missing)
-        cells.append((row.kernel.name, count(len(values), lower_bound=lower), *_figures(values)))
+        cells.append((row.kernel.label, count(len(values), lower_bound=lower), *_figures(values)))
     return Table(title, columns, tuple(cells))
 
 
@@ -115,7 +115,7 @@ def _figures(values: Durations) -> tuple[str, str, str, str]:
 
 def _doubts(rows: list[_Row]) -> list[str]:
     return [
-        f"{short(row.kernel.name)}: {row.blocks_incomplete:,} blocks and "
+        f"{row.kernel.label}: {row.blocks_incomplete:,} blocks and "
         f"{row.launches_incomplete:,} launches did not become complete and are left out."
         for row in rows
         if row.incomplete

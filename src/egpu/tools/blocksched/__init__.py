@@ -1,0 +1,1 @@
+"""blocksched: which block ran on which SM, and when."""
