@@ -64,6 +64,7 @@ def main(arguments: list[str]) -> int:
     import checks_maps  # noqa: PLC0415
     import checks_programs  # noqa: PLC0415
     import checks_sass  # noqa: PLC0415
+    import checks_tools  # noqa: PLC0415
 
     start = time.monotonic()
     built = build(conformance=options.conformance)
@@ -75,6 +76,7 @@ def main(arguments: list[str]) -> int:
         checks_maps,
         checks_host_maps,
         checks_failures,
+        checks_tools,
     )
     checks = [check for module in modules for check in module.CHECKS]
     if options.only:
