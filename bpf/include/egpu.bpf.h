@@ -226,6 +226,8 @@ __attribute__((unused)) static long (*const bpf_map_delete_elem)(void *map, cons
     (void *)3;
 __attribute__((unused)) static __u64 (*const bpf_ktime_get_ns)(void) =
     (void *)5;
+__attribute__((unused)) static long (*const bpf_trace_printk)(const char *fmt, __u32 fmt_size, ...) =
+    (void *)6;
 __attribute__((unused)) static __u32 (*const bpf_get_prandom_u32)(void) =
     (void *)7;
 __attribute__((unused)) static __u32 (*const bpf_get_smp_processor_id)(void) =
@@ -242,8 +244,12 @@ __attribute__((unused)) static void (*const bpf_ringbuf_discard)(void *data, __u
     (void *)133;
 __attribute__((unused)) static __u64 (*const bpf_ringbuf_query)(void *ringbuf, __u64 flags) =
     (void *)134;
+__attribute__((unused)) static long (*const bpf_trace_vprintk)(const char *fmt, __u32 fmt_size, const void *data, __u32 data_len) =
+    (void *)177;
 __attribute__((unused)) static long (*const bpf_loop)(__u32 nr_loops, void *callback_fn, void *callback_ctx, __u64 flags) =
     (void *)181;
+__attribute__((unused)) static long (*const ebpf_puts)(const char *text) =
+    (void *)501;
 __attribute__((unused)) static __u64 (*const bpf_get_globaltimer)(void) =
     (void *)502;
 __attribute__((unused)) static long (*const bpf_get_block_idx)(__u64 *x, __u64 *y, __u64 *z) =
@@ -264,6 +270,62 @@ __attribute__((unused)) static __u64 (*const bpf_get_warp_id)(void) =
     (void *)510;
 __attribute__((unused)) static __u64 (*const bpf_get_lane_id)(void) =
     (void *)511;
+
+/*
+ * bpf_printk("x=%d of %s", x, name) shows a line at the terminal of `egpu run`. The format is a
+ * literal; %s takes a pointer to memory that the program may read.
+ */
+#define EGPU_NARGS_(_0, _1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11, _12, n, ...) n
+#define EGPU_NARGS(...) EGPU_NARGS_(_, ##__VA_ARGS__, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
+#ifdef BPF_NO_GLOBAL_DATA
+#define EGPU_FORMAT char
+#else
+#define EGPU_FORMAT static const char
+#endif
+#define EGPU_PRINT_3(fmt, args...) \
+    ({ \
+        EGPU_FORMAT egpu_format[] = fmt; \
+        bpf_trace_printk(egpu_format, sizeof(egpu_format), ##args); \
+    })
+#define EGPU_FILL_1(array, i, x) array[i] = (unsigned long long)(x)
+#define EGPU_FILL_2(array, i, x, args...) \
+    array[i] = (unsigned long long)(x); EGPU_FILL_1(array, i + 1, args)
+#define EGPU_FILL_3(array, i, x, args...) \
+    array[i] = (unsigned long long)(x); EGPU_FILL_2(array, i + 1, args)
+#define EGPU_FILL_4(array, i, x, args...) \
+    array[i] = (unsigned long long)(x); EGPU_FILL_3(array, i + 1, args)
+#define EGPU_FILL_5(array, i, x, args...) \
+    array[i] = (unsigned long long)(x); EGPU_FILL_4(array, i + 1, args)
+#define EGPU_FILL_6(array, i, x, args...) \
+    array[i] = (unsigned long long)(x); EGPU_FILL_5(array, i + 1, args)
+#define EGPU_FILL_7(array, i, x, args...) \
+    array[i] = (unsigned long long)(x); EGPU_FILL_6(array, i + 1, args)
+#define EGPU_FILL_8(array, i, x, args...) \
+    array[i] = (unsigned long long)(x); EGPU_FILL_7(array, i + 1, args)
+#define EGPU_FILL_9(array, i, x, args...) \
+    array[i] = (unsigned long long)(x); EGPU_FILL_8(array, i + 1, args)
+#define EGPU_FILL_10(array, i, x, args...) \
+    array[i] = (unsigned long long)(x); EGPU_FILL_9(array, i + 1, args)
+#define EGPU_FILL_11(array, i, x, args...) \
+    array[i] = (unsigned long long)(x); EGPU_FILL_10(array, i + 1, args)
+#define EGPU_FILL_12(array, i, x, args...) \
+    array[i] = (unsigned long long)(x); EGPU_FILL_11(array, i + 1, args)
+#define EGPU_FILL__(n, array, args...) EGPU_FILL_##n(array, 0, args)
+#define EGPU_FILL(n, array, args...) EGPU_FILL__(n, array, args)
+#define EGPU_PRINT_12(fmt, args...) \
+    ({ \
+        EGPU_FORMAT egpu_format[] = fmt; \
+        unsigned long long egpu_values[EGPU_NARGS(args)]; \
+        EGPU_FILL(EGPU_NARGS(args), egpu_values, args); \
+        bpf_trace_vprintk(egpu_format, sizeof(egpu_format), egpu_values, sizeof(egpu_values)); \
+    })
+#define EGPU_PRINT_OF(...) \
+    EGPU_NARGS_(_, ##__VA_ARGS__, EGPU_PRINT_12, EGPU_PRINT_12, EGPU_PRINT_12, EGPU_PRINT_12, \
+                EGPU_PRINT_12, EGPU_PRINT_12, EGPU_PRINT_12, EGPU_PRINT_12, EGPU_PRINT_12, \
+                EGPU_PRINT_3, EGPU_PRINT_3, EGPU_PRINT_3, EGPU_PRINT_3)
+#ifndef bpf_printk
+#define bpf_printk(fmt, args...) EGPU_PRINT_OF(args)(fmt, ##args)
+#endif
 
 /* Readers of the context's fields: egpu_lane(ctx) and so on. */
 static __always_inline __u32 egpu_version(const void *ctx)

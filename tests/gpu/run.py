@@ -60,6 +60,7 @@ def main(arguments: list[str]) -> int:
     # These import egpu, whose native parts build() makes.
     import checks_counts  # noqa: PLC0415
     import checks_failures  # noqa: PLC0415
+    import checks_helpers  # noqa: PLC0415
     import checks_host_maps  # noqa: PLC0415
     import checks_maps  # noqa: PLC0415
     import checks_programs  # noqa: PLC0415
@@ -75,6 +76,7 @@ def main(arguments: list[str]) -> int:
         checks_sass,
         checks_maps,
         checks_host_maps,
+        checks_helpers,
         checks_failures,
         checks_tools,
     )

@@ -133,9 +133,7 @@ def test_signed_fields_may_not_change_size(tmp_path):
 def test_unguarded_missing_field_names_it():
     obj = load(types())
     verify(obj.by_name()["guarded"])
-    with pytest.raises(
-        VerifierError, match=r"by hand has no struct task_struct.no_such_field"
-    ):
+    with pytest.raises(VerifierError, match=r"by hand has no struct task_struct.no_such_field"):
         verify(obj.by_name()["unguarded"])
 
 

@@ -97,6 +97,44 @@ _PROBE_MACROS = """\
 #define BPF_KRETPROBE(name) BPF_KPROBE(name)
 """
 
+# As libbpf's bpf_helpers.h has them: up to three values in registers, up to twelve by an array.
+_PRINT_MACROS = """\
+/*
+ * bpf_printk("x=%d of %s", x, name) shows a line at the terminal of `egpu run`. The format is a
+ * literal; %s takes a pointer to memory that the program may read.
+ */
+#define EGPU_NARGS_(_0, _1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11, _12, n, ...) n
+#define EGPU_NARGS(...) EGPU_NARGS_(_, ##__VA_ARGS__, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
+#ifdef BPF_NO_GLOBAL_DATA
+#define EGPU_FORMAT char
+#else
+#define EGPU_FORMAT static const char
+#endif
+#define EGPU_PRINT_3(fmt, args...) \\
+    ({ \\
+        EGPU_FORMAT egpu_format[] = fmt; \\
+        bpf_trace_printk(egpu_format, sizeof(egpu_format), ##args); \\
+    })
+@FILL@
+#define EGPU_FILL__(n, array, args...) EGPU_FILL_##n(array, 0, args)
+#define EGPU_FILL(n, array, args...) EGPU_FILL__(n, array, args)
+#define EGPU_PRINT_12(fmt, args...) \\
+    ({ \\
+        EGPU_FORMAT egpu_format[] = fmt; \\
+        unsigned long long egpu_values[EGPU_NARGS(args)]; \\
+        EGPU_FILL(EGPU_NARGS(args), egpu_values, args); \\
+        bpf_trace_vprintk(egpu_format, sizeof(egpu_format), egpu_values, sizeof(egpu_values)); \\
+    })
+#define EGPU_PRINT_OF(...) \\
+    EGPU_NARGS_(_, ##__VA_ARGS__, EGPU_PRINT_12, EGPU_PRINT_12, EGPU_PRINT_12, EGPU_PRINT_12, \\
+                EGPU_PRINT_12, EGPU_PRINT_12, EGPU_PRINT_12, EGPU_PRINT_12, EGPU_PRINT_12, \\
+                EGPU_PRINT_3, EGPU_PRINT_3, EGPU_PRINT_3, EGPU_PRINT_3)
+#ifndef bpf_printk
+#define bpf_printk(fmt, args...) EGPU_PRINT_OF(args)(fmt, ##args)
+#endif
+"""
+_PRINTED_MAXIMUM = 12  # values of one line
+
 _TAIL = """\
 /* `size` bytes at `offset` of the kernel's parameters, as `type`: egpu_param(ctx, __u32, 24). */
 #define egpu_param(ctx, type, offset) \\
@@ -108,8 +146,28 @@ _TAIL = """\
 
 def header_text() -> str:
     """The whole header."""
-    parts = (_HEAD, _map_types(), _flags(), _registers(), _context(), _helpers(), _readers(), _TAIL)
+    parts = (
+        _HEAD,
+        _map_types(),
+        _flags(),
+        _registers(),
+        _context(),
+        _helpers(),
+        _prints(),
+        _readers(),
+        _TAIL,
+    )
     return "\n".join(parts)
+
+
+def _prints() -> str:
+    fills = ["#define EGPU_FILL_1(array, i, x) array[i] = (unsigned long long)(x)"]
+    for number in range(2, _PRINTED_MAXIMUM + 1):
+        fills.append(
+            f"#define EGPU_FILL_{number}(array, i, x, args...) \\\n"
+            f"    array[i] = (unsigned long long)(x); EGPU_FILL_{number - 1}(array, i + 1, args)"
+        )
+    return _PRINT_MACROS.replace("@FILL@", "\n".join(fills))
 
 
 def _map_types() -> str:

@@ -26,6 +26,12 @@ class Arg(enum.Enum):
     CONTEXT = "ctx"
     CALLBACK = "callback"  # LD_IMM64 code reference
     CALLBACK_CONTEXT = "callback_ctx"  # a pointer into the stack, or 0: what the callback gets
+    FORMAT = "format"  # constant text of a format, size in the next argument
+    FORMAT_SIZE = "format_size"  # a constant, the terminating 0 included
+    PRINTED = "printed"  # a value that the format shows; need not be there if it shows fewer
+    PRINTED_ARRAY = "printed_array"  # such values, 8 bytes each; 0 for none
+    PRINTED_SIZE = "printed_size"  # a constant, their bytes
+    TEXT = "text"  # readable memory that holds text
     ANYTHING = "anything"  # any initialised value, pointers refused under no-leak rules
 
 
@@ -97,6 +103,9 @@ _ROWS: tuple[Helper, ...] = (
     Helper(3, "bpf_map_delete_elem", (_A.MAP, _A.KEY), Ret.SCALAR,
            "long (*%s)(void *map, const void *key)", "map_delete", 2, map_types=_KEYED),
     Helper(5, "bpf_ktime_get_ns", (), Ret.SCALAR, "__u64 (*%s)(void)", "ktime_get_ns", 4),
+    Helper(6, "bpf_trace_printk", (_A.FORMAT, _A.FORMAT_SIZE, _A.PRINTED, _A.PRINTED, _A.PRINTED),
+           Ret.SCALAR, "long (*%s)(const char *fmt, __u32 fmt_size, ...)", "print", 240,
+           memory=16, atomics=2),
     Helper(7, "bpf_get_prandom_u32", (), Ret.SCALAR, "__u32 (*%s)(void)", "prandom_u32", 16,
            maximum=0xFFFFFFFF),
     Helper(8, "bpf_get_smp_processor_id", (), Ret.SCALAR, "__u32 (*%s)(void)", "sm_id", 2,
@@ -116,9 +125,15 @@ _ROWS: tuple[Helper, ...] = (
     Helper(134, "bpf_ringbuf_query", (_A.MAP, _A.SCALAR), Ret.SCALAR,
            "__u64 (*%s)(void *ringbuf, __u64 flags)", "ringbuf_query", 8, map_types=_RING,
            memory=2),
+    Helper(177, "bpf_trace_vprintk",
+           (_A.FORMAT, _A.FORMAT_SIZE, _A.PRINTED_ARRAY, _A.PRINTED_SIZE), Ret.SCALAR,
+           "long (*%s)(const char *fmt, __u32 fmt_size, const void *data, __u32 data_len)",
+           "print", 480, memory=24, atomics=2),
     Helper(181, "bpf_loop", (_A.SCALAR, _A.CALLBACK, _A.CALLBACK_CONTEXT, _A.SCALAR), Ret.SCALAR,
            "long (*%s)(__u32 nr_loops, void *callback_fn, void *callback_ctx, __u64 flags)",
            "loop", 4),
+    Helper(501, "ebpf_puts", (_A.TEXT,), Ret.SCALAR, "long (*%s)(const char *text)", "print", 160,
+           memory=16, atomics=2),
     Helper(502, "bpf_get_globaltimer", (), Ret.SCALAR, "__u64 (*%s)(void)", "globaltimer", 2),
     Helper(503, "bpf_get_block_idx", _XYZ, Ret.SCALAR, _XYZ_C, "block_idx", 6, maximum=0,
            uniform=True),
@@ -139,6 +154,12 @@ _ROWS: tuple[Helper, ...] = (
 # fmt: on
 
 HELPERS: dict[int, Helper] = {row.id: row for row in _ROWS}
+
+
+def prints(number: int) -> bool:
+    """Whether helper ``number`` sends a line to the terminal."""
+    helper = HELPERS.get(number)
+    return helper is not None and helper.body == "print"
 
 
 def calls_back(number: int) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from egpu.bpf import interp_prints
 from egpu.bpf.arith import MASK64
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.maptypes import THREAD_SLOTS, Storage, traits
@@ -259,6 +260,9 @@ _BY_NAME: dict[str, Callable[[Machine, Sequence[int]], int]] = {
     "bpf_map_delete_elem": _delete,
     "bpf_loop": _loop,
     "bpf_ktime_get_ns": _clock,
+    "bpf_trace_printk": interp_prints.trace_printk,
+    "bpf_trace_vprintk": interp_prints.trace_vprintk,
+    "ebpf_puts": interp_prints.puts,
     "bpf_get_prandom_u32": _random,
     "bpf_get_smp_processor_id": _place(lambda place: place.sm),
     "bpf_get_current_pid_tgid": _place(lambda place: place.pid_tgid),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
 from egpu.bpf.maptypes import traits
@@ -14,6 +15,7 @@ from egpu.tools.sections import common_data, cost, coverage, launch_data
 
 if TYPE_CHECKING:
     from egpu.session import Ring, Session
+    from egpu.session.prints import Line, Prints
 
 ROWS = 64  # entries of one map shown in the text; JSON has all
 _SECTIONS = (".bss", ".data", ".rodata")
@@ -28,13 +30,17 @@ class ObjectOutput:
         self._as_json = as_json
 
     def collect(self) -> None:
-        """Write the records that are there now."""
+        """Write the records and the printed lines that are there now."""
+        for line in self._session.prints:
+            self._write_line(line)
         for name, ring in self._rings():
             for record in ring:
                 self._write(name, record)
 
     def report(self) -> Report:
-        """Write the last records and give the report of every map."""
+        """Write the last records and lines, and give the report of every map."""
+        for line in self._session.prints.finish():
+            self._write_line(line)
         for name, ring in self._rings():
             for arena, reader in ring.readers():
                 controls = ring_controls(arena.host.snapshot(), reader.place, arena.layout.sm_slots)
@@ -71,16 +77,42 @@ class ObjectOutput:
                 "dropped": totals.dropped,
                 "missing": totals.holes,
             }
+        parts += _print_report(self._session.prints)
         parts += [*coverage(run), *cost(run)]
+        printed = asdict(self._session.prints.totals())
         kernels = [launch_data(kernel) for kernel in run.kernels]
         return Report(
-            "object/1", tuple(parts), common_data(run) | {"maps": data, "kernels": kernels}
+            "object/1",
+            tuple(parts),
+            common_data(run) | {"maps": data, "kernels": kernels, "printed": printed},
         )
 
     def _rings(self) -> Iterator[tuple[str, Ring]]:
         for name, view in self._session.maps.items():
             if not isinstance(view, MapView | HashView | ThreadView):
                 yield name, view
+
+    def _write_line(self, line: Line) -> None:
+        if self._as_json:
+            sent = line.printed
+            self._stream.write(
+                render_line(
+                    "print/1",
+                    {
+                        "pid": line.pid,
+                        "kernel": line.kernel,
+                        "launch": sent.launch_id,
+                        "sm": sent.sm,
+                        "block": list(sent.block),
+                        "thread": list(sent.thread),
+                        "time": sent.time,
+                        "text": sent.text,
+                    },
+                )
+            )
+        else:
+            self._stream.write(f"{line}\n")
+        self._stream.flush()
 
     def _write(self, name: str, record: object) -> None:
         if self._as_json:
@@ -90,6 +122,20 @@ class ObjectOutput:
             text = record.hex() if isinstance(record, bytes) else shown(record)
             self._stream.write(f"{name}: {text}\n")
         self._stream.flush()
+
+
+def _print_report(prints: Prints) -> list[Part]:
+    """How many lines were printed, and how many were not."""
+    if not prints.used:
+        return []
+    totals = prints.totals()
+    text = f"bpf_printk: {totals.shown:,} lines, {totals.dropped:,} dropped (ring full)"
+    if totals.suppressed:
+        text += f", {totals.suppressed:,} held back by --print-limit"
+    if totals.missing:
+        text += f", {totals.missing:,} missing"
+    lost = totals.dropped or totals.suppressed or totals.missing
+    return [Paragraph(text, Weight.WARNING if lost else Weight.PLAIN)]
 
 
 def plain(value: object) -> object:

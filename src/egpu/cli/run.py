@@ -84,6 +84,14 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="blocksched: also write every block to a file for ui.perfetto.dev.",
 )
+@click.option(
+    "--print-limit",
+    metavar="N",
+    type=click.IntRange(0),
+    default=10_000,
+    show_default=True,
+    help="Lines of bpf_printk shown in a second, 0 for all; the others are counted.",
+)
 @click.option("--no-follow", is_flag=True, help="Probe only COMMAND itself, not its children.")
 @click.option(
     "--interval",
@@ -112,6 +120,7 @@ def command(
     perfetto: Path | None,
     cost_limit: int,
     btf: Path | None,
+    print_limit: int,
     no_follow: bool,
     interval: float,
 ) -> int:
@@ -141,6 +150,7 @@ def command(
         hash_maps=hash_maps,
         map_deletions=map_deletions,
         cost_limit=cost_limit,
+        print_limit=print_limit,
     )
     extras = Extras(explain=explain, verbose=verbose)
     with destination(output) as stream, picture_file(tool, perfetto) as picture:

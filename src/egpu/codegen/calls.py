@@ -15,6 +15,7 @@ from egpu.codegen.hashes import HASHES
 from egpu.codegen.helper_call import Call, argument_place
 from egpu.codegen.ir import GLOBAL
 from egpu.codegen.library_ring import DISCARD
+from egpu.codegen.prints import print_line
 from egpu.codegen.rings import ring_commit, ring_output, ring_query, ring_reserve
 from egpu.codegen.scope import Scope
 from egpu.errors import InternalError, UnsupportedError
@@ -109,6 +110,7 @@ _BODIES: dict[str, Callable[[Call], str | None]] = {
     "map_delete":      _of_map("map_delete"),
     "ktime_get_ns":    _register("globaltimer", 64),
     "globaltimer":     _register("globaltimer", 64),
+    "print":           print_line,
     "prandom_u32":     _register("prandom", 64),
     "sm_id":           _sm,
     "pid_tgid":        _pid_tgid,

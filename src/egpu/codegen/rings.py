@@ -22,7 +22,7 @@ _LARGEST_RECORD = 1 << 30  # bytes, no ring is larger
 
 
 @dataclass(frozen=True, slots=True)
-class _Ring:
+class Ring:
     """This SM's ring of a map: 64-bit values."""
 
     control: str
@@ -38,23 +38,28 @@ def _ring_records(scope: Scope, index: int) -> str:
     )
 
 
-def _ring(call: Call) -> _Ring:
-    scope, body = call.scope, call.scope.body
-    index, _ = scope.map_at(call.pc, 1)
+def _ring(call: Call) -> Ring:
+    index, _ = call.scope.map_at(call.pc, 1)
+    return ring_at(call.scope, index)
+
+
+def ring_at(scope: Scope, index: int) -> Ring:
+    """This SM's ring of map ``index``."""
+    body = scope.body
     control = body.binary(
         "add", "i64", scope.launch("device_arena"), scope.symbol(RelocKind.MAP, index)
     )
     size = scope.symbol(RelocKind.RING_SIZE, index)
     skip = body.binary("mul", "i64", scope.slot(), size)
     data = body.binary("add", "i64", _ring_records(scope, index), skip)
-    return _Ring(scope.of_slot(control, index), data, size, scope.state(STATE_MAPS + 8 * index))
+    return Ring(scope.of_slot(control, index), data, size, scope.state(STATE_MAPS + 8 * index))
 
 
-def _ring_arguments(ring: _Ring, size: str) -> tuple[str, str, str, str]:
+def ring_arguments(ring: Ring, size: str) -> tuple[str, str, str, str]:
     return f"i64 {ring.control}", f"i64 {ring.data}", f"i64 {ring.size}", f"i64 {size}"
 
 
-def _unless_oversize(call: Call, ring: _Ring, size: str, labels: tuple[str, str]) -> None:
+def _unless_oversize(call: Call, ring: Ring, size: str, labels: tuple[str, str]) -> None:
     """Go on in block ``labels[0]`` if a record of ``size`` bytes fits an empty ring; else count it
     as dropped and go to ``labels[1]``."""
     body = call.scope.body
@@ -87,7 +92,7 @@ def ring_output(call: Call) -> str:
     body.branch_if(wrong, done, right)
     body.label(right)
     _unless_oversize(call, ring, size, (claim, done))
-    arguments = _ring_arguments(ring, size)
+    arguments = ring_arguments(ring, size)
     kind = "{ i64, i64, i32 }"
     begun = body.call(
         kind, "egpu.output_begin", *arguments, f"i1 {'true' if known is not None else 'false'}"
@@ -121,7 +126,7 @@ def ring_reserve(call: Call) -> str:
     body.branch_if(body.compare("eq", "i64", scope.get(3), "0"), right, done)  # as Linux
     body.label(right)
     _unless_oversize(call, ring, size, (claim, done))
-    record = body.call("i64", "egpu.reserve", *_ring_arguments(ring, size), f"ptr {ring.state}")
+    record = body.call("i64", "egpu.reserve", *ring_arguments(ring, size), f"ptr {ring.state}")
     body.store("i64", record, "ptr", result, 8)
     body.branch(done)
     body.label(done)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from egpu.bpf.isa import instructions
+from egpu.bpf.prints import VALUES_LIMIT
 from egpu.bpf.program import MapSpec
 from egpu.maps import summable
 from egpu.verifier import VerifiedProgram
-from egpu.verifier.verified import Operand, Region, RmwOp
+from egpu.verifier.verified import PRINTED_VALUE, Operand, Region, RmwOp
 
 _LOOKUP = 1  # bpf_map_lookup_elem
 _ADD = 0  # imm of an atomic add without fetch (RFC 9669, table "atomic operations")
@@ -30,6 +31,9 @@ def additive_maps(programs: Sequence[VerifiedProgram], maps: Sequence[MapSpec]) 
     )
 
 
+_OPERANDS = PRINTED_VALUE + VALUES_LIMIT  # registers, and values taken from arrays
+
+
 def _used_otherwise(verified: VerifiedProgram) -> Iterator[int]:
     facts, count = verified.facts, len(verified.program.maps)
     added: set[int] = set()
@@ -43,7 +47,7 @@ def _used_otherwise(verified: VerifiedProgram) -> Iterator[int]:
         if pc in added or (insn.opcode in _ATOMIC and insn.imm == _ADD):
             # The value that is added must not point into a map; the verifier saw to that.
             continue
-        for register in range(11):
+        for register in range(_OPERANDS):
             operand = facts.operands.get((pc, register))
             if operand is not None and _reaches(operand):
                 yield from range(count) if operand.map is None else (operand.map,)

@@ -11,6 +11,7 @@ from functools import partial
 from egpu.agent import ArenaLink
 from egpu.agent.twin import ArenaSetup, DeviceInfo
 from egpu.bpf.maptypes import THREAD_SLOTS, Storage, traits
+from egpu.bpf.prints import PRINT_RING
 from egpu.bpf.program import MapSpec
 from egpu.maps import (
     ArenaLayout,
@@ -191,11 +192,16 @@ class Maps(Mapping[str, "MapView | HashView | ThreadView | Ring"]):
         found = (self[name] for name in self._specs)
         return tuple(item for item in found if isinstance(item, Ring))
 
+    def print_ring(self) -> Ring | None:
+        """The ring of bpf_printk's lines, which is no map of a program; None if nothing prints."""
+        found = self[PRINT_RING] if PRINT_RING in self._specs else None
+        return found if isinstance(found, Ring) else None
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
+        return (name for name in self._specs if name != PRINT_RING)
 
     def __len__(self) -> int:
-        return len(self._specs)
+        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from egpu.bpf.prints import ring_spec, with_print_ring
 from egpu.bpf.program import AttachKind, Insn, MapSpec, Object, Program, PseudoSrc
 from egpu.errors import InputError, UnsupportedError
 
@@ -41,6 +42,8 @@ class Collection:
 def combine(objects: Sequence[Object]) -> Collection:
     """Merge ``objects``; InputError if there is no program that can be attached to a kernel."""
     maps = tuple(spec for obj in objects for spec in obj.maps)
+    if any(with_print_ring(program) is not program for obj in objects for program in obj.programs):
+        maps = (*maps, ring_spec())
     programs: list[Program] = []
     base = 0
     for obj in objects:
@@ -55,7 +58,7 @@ def combine(objects: Sequence[Object]) -> Collection:
             where=names,
             hint='give a program a section such as SEC("kprobe/<kernel>")',
         )
-    return Collection(tuple(programs), maps, _public_names(objects))
+    return Collection(tuple(programs), maps, _public_names(objects, maps))
 
 
 def _refuse_other_kinds(obj: Object, program: Program) -> None:
@@ -80,7 +83,9 @@ def _shift_maps(code: tuple[Insn, ...], base: int) -> tuple[Insn, ...]:
     return tuple(out)
 
 
-def _public_names(objects: Sequence[Object]) -> tuple[str, ...]:
+def _public_names(objects: Sequence[Object], maps: tuple[MapSpec, ...]) -> tuple[str, ...]:
     declared = [(obj.name, spec.name) for obj in objects for spec in obj.maps]
     plain = [name for _, name in declared]
-    return tuple(name if plain.count(name) == 1 else f"{owner}.{name}" for owner, name in declared)
+    added = [spec.name for spec in maps[len(declared) :]]  # by egpu itself
+    names = [name if plain.count(name) == 1 else f"{owner}.{name}" for owner, name in declared]
+    return (*names, *added)

@@ -35,6 +35,7 @@ from egpu.session.cache import TwinCache, cache_limit, default_directory
 from egpu.session.explain import Explanation, explain, without_resources
 from egpu.session.kernel_types import kernel_types
 from egpu.session.objects import Collection, combine
+from egpu.session.prints import Prints, print_calls
 from egpu.session.twins import TwinBuilder, TwinReport
 from egpu.sim import SimulatedDevice, private_folder
 from egpu.verifier import Limits, VerifiedProgram, verify
@@ -57,7 +58,8 @@ class Options:
     ``thread_slots``: threads of a launch for which per-thread maps have values (None: as
     BPFTIME_MAP_GPU_THREAD_COUNT says, else 1,024); threads beyond them find no value.
     ``cost_limit``: most instructions, in the worst case, that a program may add to a thread (see
-    ``egpu.verifier.Limits.cost``). ``environment`` is added to the workload's.
+    ``egpu.verifier.Limits.cost``). ``print_limit``: lines of bpf_printk given out in a second, 0
+    for all. ``environment`` is added to the workload's.
     """
 
     simulated: bool = False
@@ -72,6 +74,7 @@ class Options:
     snapshot_period_s: float = 1.0
     cost_limit: int = Limits().cost
     thread_slots: int | None = None
+    print_limit: int = 10_000
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -143,6 +146,11 @@ class Session:
     def maps(self) -> Maps:
         """The maps of every object, by name."""
         return self._maps
+
+    @property
+    def prints(self) -> Prints:
+        """The lines that programs print with bpf_printk."""
+        return self._prints
 
     @property
     def pid(self) -> int:
@@ -283,6 +291,12 @@ class Session:
         self._arenas.refresh = self._server.snapshot
         self._arenas.ended = lambda: not self.running()
         self._maps = self._arenas.views()
+        self._prints = Prints(
+            self._maps.print_ring(),
+            print_calls(self._verified),
+            self._broker.builder.kernel_name,
+            limit=self._options.print_limit,
+        )
         self._started = time.monotonic()
         self._process = launch(
             argv, self._server.socket_path, environment=environment, follow=self._options.follow

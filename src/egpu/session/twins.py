@@ -117,6 +117,12 @@ class TwinBuilder:
             allow_occupancy_loss=self._allow_occupancy_loss,
         )
 
+    def kernel_name(self, kernel_id: int) -> str:
+        """The kernel that a launch block calls so; a number if there is none."""
+        with self._lock:
+            names = [name for name, number in self._ids.items() if number == kernel_id]
+        return names[0] if names else f"kernel {kernel_id}"
+
     def reports(self) -> tuple[TwinReport, ...]:
         """What became of every kernel that was matched, by kernel id."""
         with self._lock:

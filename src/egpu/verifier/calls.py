@@ -11,6 +11,7 @@ from egpu.bpf.program import MISSING_HELPER, MapSpec
 from egpu.verifier import checks, cost
 from egpu.verifier.checks import Access
 from egpu.verifier.memory import clobber_stack, overwrite_somewhere, touch_stack
+from egpu.verifier.prints import PrintChecker
 from egpu.verifier.report import Refusal, describe
 from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.setting import Recorder, Setting
@@ -21,7 +22,6 @@ from egpu.verifier.verified import Policy, Region
 # Linux helpers that egpu has no row for and that people will try (uapi/linux/bpf.h).
 _REFUSED: dict[int, str] = {
     4:   "bpf_probe_read: memory is reached through checked pointers only",
-    6:   "bpf_trace_printk: write a ring-buffer record instead",
     12:  "bpf_tail_call: probes do not jump to other programs",
     25:  "bpf_perf_event_output: use a ring buffer",
     27:  "bpf_get_stackid: kernels have no stack trace",
@@ -35,6 +35,7 @@ _REFUSED: dict[int, str] = {
 _CORE_HINT = "test for it first: bpf_core_field_exists() and its like"
 _KEY_SIZE = 4  # of arrays
 _LARGEST_KEY = 256  # of tables
+_FORMAT_ARGUMENTS = 2  # before the values that a format shows
 _LARGEST_VALUE = 1 << 29  # as for pointer offsets
 
 # Types whose first value has a fixed address (.data, .bss, .rodata).
@@ -82,6 +83,9 @@ def call(setting: Setting, recorder: Recorder, state: State, step: Step) -> int:
     registers = state.frame.registers
     for position, kind in enumerate(helper.args):
         register = position + 1
+        if kind is Arg.PRINTED:
+            checker.prints.value(position - _FORMAT_ARGUMENTS, register, registers[register])
+            continue
         value = checks.initialised(setting, registers[register], register)
         recorder.seen(step.pc, register, value, len(state.frames) - 1)
         checker.argument(position, kind, value)
@@ -104,6 +108,7 @@ class _Call:
         self.record_size = 0
         self.released = 0
         self.outputs: list[Pointer] = []
+        self.prints = PrintChecker(setting, recorder, state, step)
 
     def _refuse(
         self, register: int, value: Scalar | Pointer, needs: str, hint: str = ""
@@ -131,6 +136,16 @@ class _Call:
                 self.ring_bytes += _rounded(size)
             case Arg.SIZE:
                 pass  # checked with the pointer before it
+            case Arg.FORMAT:
+                length = self._number(register + 1)
+                pointer = self._memory(register, value, max(1, length.umax), Access.READ)
+                self.prints.format(pointer, length)
+            case Arg.FORMAT_SIZE | Arg.PRINTED | Arg.PRINTED_SIZE:
+                pass  # checked with what is before it
+            case Arg.PRINTED_ARRAY:
+                self.prints.array(value, self._number(register + 1))
+            case Arg.TEXT:
+                self.prints.text(value)
             case Arg.CONST_SIZE:
                 self._constant_size(register, value)
             case Arg.OUT_U64:
@@ -190,13 +205,16 @@ class _Call:
 
     def _size(self, register: int) -> int:
         """The greatest byte count that a SIZE argument may be."""
-        value = checks.initialised(self.setting, self.state.frame.registers[register], register)
-        size = checks.scalar(self.setting, value, register, "a size leaks a pointer")
+        size = self._number(register)
         if not size.umin or size.umax >= 1 << 29:
             raise self._refuse(
                 register, size, "a size above 0 with a limit", "compare it with both limits first"
             )
         return size.umax
+
+    def _number(self, register: int) -> Scalar:
+        value = checks.initialised(self.setting, self.state.frame.registers[register], register)
+        return checks.scalar(self.setting, value, register, "a size leaks a pointer")
 
     def _constant_size(self, register: int, value: Scalar | Pointer) -> None:
         size = checks.scalar(self.setting, value, register, "a size leaks a pointer").constant()
@@ -233,6 +251,8 @@ class _Call:
         registers = self.state.frame.registers
         registers[1:6] = [None] * 5
         registers[0] = self._result()
+        if self.helper.body == "print":
+            self.ring_bytes += self.prints.finish()
         spent = cost.ring(self.ring_bytes)
         if Arg.KEY in self.helper.args:
             spent += cost.probes(traits(self.setting.map(self.map).type).probes)

@@ -97,6 +97,7 @@ def _sealed(
         maps=frozenset(recorder.maps),
         stack_depth=_stack_depth(setting, recorder),
         rmw=_frozen(matches),
+        prints=MappingProxyType({pc: seen.call() for pc, seen in recorder.prints.items()}),
         uniformity=lanes,
         launch=launch,
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from egpu.bpf.context import Field, fields_of
+from egpu.bpf.prints import PrintCall
 from egpu.bpf.program import AttachKind, MapSpec, Program
 from egpu.verifier.report import Refusal
 from egpu.verifier.scalar import Scalar
@@ -79,6 +81,26 @@ def alignment(pointer: Pointer) -> int:
     return min(8, bits & -bits) if bits else 8
 
 
+class Text(NamedTuple):
+    """A value that is shown: bytes ``wanted`` of its text, 0 for a number, and bytes of ``room``
+    that may be read."""
+
+    wanted: int
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrintSeen:
+    """What a printing call shows, joined over every way so far."""
+
+    format: str
+    texts: tuple[Text, ...]
+
+    def call(self) -> PrintCall:
+        """As code generation has it: texts as long as is wanted on one way and safe on all."""
+        return PrintCall(self.format, tuple(min(text) for text in self.texts))
+
+
 # Regions that one instruction may reach on different ways: plain memory behind generic addresses.
 GENERIC = frozenset({Region.STACK, Region.MAP_VALUE, Region.RECORD, Region.MEMORY})
 
@@ -94,6 +116,7 @@ class Recorder:
     maps: set[int] = field(default_factory=set)
     depths: dict[int, int] = field(default_factory=dict)  # function -> bytes of its frame
     last: dict[tuple[int, int], tuple[Scalar | Pointer, int]] = field(default_factory=dict)
+    prints: dict[int, PrintSeen] = field(default_factory=dict)
 
     def copy(self) -> Recorder:
         return Recorder(
@@ -104,6 +127,7 @@ class Recorder:
             set(self.maps),
             dict(self.depths),
             dict(self.last),
+            dict(self.prints),
         )
 
     def become(self, other: Recorder) -> None:
@@ -111,6 +135,24 @@ class Recorder:
         self.operands, self.last, self.depths = other.operands, other.last, other.depths
         self.context_fields, self.parameters = other.context_fields, other.parameters
         self.helpers, self.maps = other.helpers, other.maps
+        self.prints = other.prints
+
+    def printed(self, pc: int, shown: PrintSeen) -> PrintCall:
+        """Join what a call shows with what it shows on other ways. Gives the join."""
+        before = self.prints.get(pc, shown)
+        if before.format != shown.format:
+            raise Refusal(
+                "P2",
+                f"one call shows {before.format!r} or {shown.format!r}",
+                pc,
+                "call the helper once for each format",
+            )
+        texts = tuple(
+            Text(max(one.wanted, other.wanted), min(one.room, other.room))
+            for one, other in zip(before.texts, shown.texts, strict=True)
+        )
+        self.prints[pc] = PrintSeen(shown.format, texts)
+        return self.prints[pc].call()
 
     def seen(
         self, pc: int, register: int, value: Scalar | Pointer, frame: int, offset: int = 0

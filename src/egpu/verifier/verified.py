@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from egpu.bpf.prints import PrintCall
 from egpu.bpf.program import Program
 
 
@@ -146,6 +147,9 @@ class Uniformity:
         return bool(self.varying.get(pc, 0) >> register & 1)
 
 
+PRINTED_VALUE = 16  # beyond all registers: values that a helper takes from an array
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What code generation may rely on.
@@ -158,6 +162,8 @@ class Facts:
     ``helpers``: ids of the helpers called.  ``maps``: indices of the maps used.
     ``stack_depth``: bytes of stack of the deepest call chain.
     ``rmw``: read-modify-writes on per-SM maps by the pc of their store.
+    ``prints``: what each call of a printing helper shows; where a value that it takes from an array
+    is a text, ``operands`` has it under register PRINTED_VALUE and its position.
     ``uniformity``: what the lanes of a warp have in common; ``launch``: what all threads of a
     launch have in common.
     """
@@ -169,6 +175,7 @@ class Facts:
     maps: frozenset[int]
     stack_depth: int
     rmw: Mapping[int, Rmw]
+    prints: Mapping[int, PrintCall]
     uniformity: Uniformity
     launch: Uniformity
 

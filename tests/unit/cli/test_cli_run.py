@@ -21,6 +21,7 @@ from egpu.cli.object_run import ObjectOutput
 from egpu.export.text import render_text
 from egpu.maps import HostArena, MapCopy, MapView, RingReader, plan
 from egpu.report import Report
+from egpu.session.prints import Prints
 from egpu.tools import registry
 from egpu.tools.constants import constant
 from egpu.version import VERSION
@@ -47,6 +48,7 @@ class FakeSession:
     simulated = True
     devices = (SimpleNamespace(name="fake"),)
     notes = ()
+    prints = Prints(None, {}, str, limit=0)
 
     def __init__(self, status=0, looks=2):
         self.status, self.looks = status, looks
@@ -190,7 +192,7 @@ def test_an_objects_records_are_written_as_they_come_and_its_maps_at_the_end():
 def test_an_object_as_json_lines(started, monkeypatch, capsys):
     fake = FakeSession()
     started(fake)
-    monkeypatch.setattr(run, "choose", lambda _: (None, SimpleNamespace(name="mine")))
+    monkeypatch.setattr(run, "choose", lambda *_: (None, SimpleNamespace(name="mine")))
     fake.send(0, 11)
     fake.send(32, 22)
     fake.put("sums", 0, 3, 5)
@@ -209,7 +211,7 @@ def test_an_object_as_json_lines(started, monkeypatch, capsys):
 @pytest.mark.parametrize("arguments", [["kernelcount", "--every", "2"], ["mine.o", "--every", "1"]])
 def test_every_is_for_tools_that_measure_blocks(monkeypatch, capsys, arguments):
     if arguments[0] != "kernelcount":
-        monkeypatch.setattr(run, "choose", lambda _: (None, SimpleNamespace(name="mine")))
+        monkeypatch.setattr(run, "choose", lambda *_: (None, SimpleNamespace(name="mine")))
     assert main(["run", *arguments, "true"]) == 2
     assert "kernellat" in capsys.readouterr().err
 

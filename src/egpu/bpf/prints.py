@@ -1,0 +1,115 @@
+"""What bpf_printk sends from a device: one record for each line, and the ring that holds them.
+
+A record does not carry its format: the verifier knows it, and the record names it by a number that
+follows from it (``PrintCall.site``)::
+
+    0   u64 site
+    8   u64 time       %globaltimer
+    16  u64 launch id
+    24  u32 kernel id
+    28  u32 SM
+    32  u32 x 3 block
+    44  u32 x 3 thread
+    56  the values in order: a number takes 8 bytes, a text its bytes rounded up to 8
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from egpu.bpf import isa
+from egpu.bpf.helpers import prints
+from egpu.bpf.maptypes import MapType
+from egpu.bpf.print_format import parse_format
+from egpu.bpf.program import MapSpec, Program
+
+PRINT_RING = ".printk"  # no C identifier: never a map of an object
+PRINT_RING_SIZE = 4 << 20  # bytes, over all SMs
+TEXT_LIMIT = 64  # bytes of one %s
+VALUES_LIMIT = 12  # as Linux (MAX_BPRINTF_VARARGS)
+HEADER = struct.Struct("<QQQII3I3I")
+# Offsets of the header's fields, for code generation.
+SITE, TIME, LAUNCH, KERNEL, SM, BLOCK, THREAD = 0, 8, 16, 24, 28, 32, 44
+
+
+@dataclass(frozen=True, slots=True)
+class PrintCall:
+    """One call in a program: its format, and for each value 0 (a number) or bytes of text."""
+
+    format: str
+    values: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of a record."""
+        return HEADER.size + sum(-(-size // 8) * 8 if size else 8 for size in self.values)
+
+    @property
+    def site(self) -> int:
+        """The number by which records name this call; the same in every process and session."""
+        text = f"{self.format}\0{self.values}".encode()
+        return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+
+    def offsets(self) -> tuple[int, ...]:
+        """Where each value lies in a record."""
+        found, at = [], HEADER.size
+        for size in self.values:
+            found.append(at)
+            at += -(-size // 8) * 8 if size else 8
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """One line, as it was sent: ``time`` in ns of the device's clock."""
+
+    time: int
+    launch_id: int
+    kernel_id: int
+    sm: int
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+    text: str = field(default="")
+
+
+def decode_record(record: bytes, calls: Mapping[int, PrintCall]) -> Printed | None:
+    """The line of ``record``; None if it is of no call in ``calls`` (by site)."""
+    if len(record) < HEADER.size:
+        return None
+    site, time, launch, kernel, sm, *place = HEADER.unpack_from(record)
+    call = calls.get(site)
+    if call is None or len(record) < call.size:
+        return None
+    values: list[int | bytes] = []
+    for at, size in zip(call.offsets(), call.values, strict=True):
+        part = record[at : at + (size or 8)]
+        values.append(part if size else int.from_bytes(part, "little"))
+    text = parse_format(call.format.encode() + b"\0").render(values)
+    return Printed(time, launch, kernel, sm, (*place[:3],), (*place[3:],), text)
+
+
+def with_print_ring(program: Program) -> Program:
+    """``program`` with the ring that its prints need as its last map, if it prints."""
+    if print_ring(program.maps) is not None or not _prints(program):
+        return program
+    return replace(program, maps=(*program.maps, ring_spec()))
+
+
+def ring_spec() -> MapSpec:
+    """The ring of a session's prints."""
+    return MapSpec(PRINT_RING, MapType.RINGBUF, 0, 0, PRINT_RING_SIZE)
+
+
+def print_ring(maps: tuple[MapSpec, ...]) -> int | None:
+    """The index of the ring of prints, None if there is none."""
+    return next((index for index, spec in enumerate(maps) if spec.name == PRINT_RING), None)
+
+
+def _prints(program: Program) -> bool:
+    return any(
+        insn.opcode == isa.CALL and insn.src == isa.CallSrc.HELPER and prints(insn.imm)
+        for _, insn, _ in isa.instructions(program.code)
+    )

@@ -1,0 +1,111 @@
+"""bpf_printk and its like: a record of ``egpu.bpf.prints`` in the ring of prints."""
+
+from __future__ import annotations
+
+from egpu.bpf.helpers import Arg
+from egpu.bpf.prints import (
+    BLOCK,
+    KERNEL,
+    LAUNCH,
+    SITE,
+    SM,
+    THREAD,
+    TIME,
+    print_ring,
+)
+from egpu.codegen.helper_call import Call, argument_place, copy
+from egpu.codegen.ir import GENERIC, GLOBAL
+from egpu.codegen.memory import Place, load_from
+from egpu.codegen.rings import ring_arguments, ring_at
+from egpu.errors import UnsupportedError
+from egpu.verifier.verified import PRINTED_VALUE, Region
+
+_EAGAIN = -11  # uapi/asm-generic/errno-base.h
+_FIRST_VALUE = 3  # the register of the first one that a format shows
+_GROUP = "{ i64, i64, i32 }"
+
+
+def print_line(call: Call) -> str:
+    """0, or -EAGAIN where the ring is full (Linux gives the length, which no device knows)."""
+    scope, body = call.scope, call.scope.body
+    verified = scope.unit.verified
+    index = print_ring(verified.program.maps)
+    if index is None:
+        raise UnsupportedError(
+            f"program {verified.program.name}, instruction {call.pc}: {call.helper.name} without a "
+            "ring to print to",
+            needs="egpu.bpf.prints.with_print_ring before it is verified",
+        )
+    shown = verified.facts.prints[call.pc]
+    arguments = ring_arguments(ring_at(scope, index), str(shown.size))
+    result = body.variable(body.fresh("printed"), "i64")
+    body.store("i64", str(_EAGAIN), "ptr", result, 8)
+    begun = body.call(_GROUP, "egpu.output_begin", *arguments, "i1 true")
+    record = body.value(f"extractvalue {_GROUP} {begun}, 0")
+    write, done = body.fresh("write"), body.fresh("done")
+    body.branch_if(body.compare("eq", "i64", record, "0"), done, write)
+    body.label(write)
+    _header(call, record, shown.site)
+    for position, (at, size) in enumerate(zip(shown.offsets(), shown.values, strict=True)):
+        target = body.add(record, at)
+        if size:
+            copy(call, target, _text(call, position, size), size)
+        else:
+            body.store("i64", _number(call, position), GLOBAL, body.pointer(target), 8)
+    position_at = body.value(f"extractvalue {_GROUP} {begun}, 1")
+    mask = body.value(f"extractvalue {_GROUP} {begun}, 2")
+    body.call_void("egpu.output_end", *arguments[1:], f"i64 {position_at}", f"i32 {mask}")
+    body.store("i64", "0", "ptr", result, 8)
+    body.branch(done)
+    body.label(done)
+    return body.load("i64", "ptr", result, 8)
+
+
+def _header(call: Call, record: str, site: int) -> None:
+    scope, body = call.scope, call.scope.body
+    words = {
+        SITE: str(site - (1 << 64) if site >> 63 else site),
+        TIME: body.call("i64", "egpu.globaltimer"),
+        LAUNCH: scope.launch("launch_id"),
+    }
+    halves = {KERNEL: body.resize(scope.launch("kernel_id"), 64, 32)}
+    halves[SM] = body.resize(scope.sm(), 64, 32)
+    for number, axis in enumerate("xyz"):
+        halves[BLOCK + 4 * number] = body.call("i32", f"egpu.ctaid_{axis}")
+        halves[THREAD + 4 * number] = body.call("i32", f"egpu.tid_{axis}")
+    for at, value in words.items():
+        body.store("i64", value, GLOBAL, body.pointer(body.add(record, at)), 8)
+    for at, value in halves.items():
+        body.store("i32", value, GLOBAL, body.pointer(body.add(record, at)), 4)
+
+
+def _in_array(call: Call) -> bool:
+    return Arg.PRINTED_ARRAY in call.helper.args
+
+
+def _slot(call: Call, position: int) -> Place:
+    """The place of a value in the array behind r3."""
+    array = argument_place(call, _FIRST_VALUE, 8)
+    pointer = call.scope.body.value(
+        f"getelementptr i8, {array.space} {array.pointer}, i64 {8 * position}"
+    )
+    return Place(pointer, array.space, 8)
+
+
+def _number(call: Call, position: int) -> str:
+    if _in_array(call):
+        return load_from(call.scope, _slot(call, position), 64)
+    return call.scope.get(_FIRST_VALUE + position)
+
+
+def _text(call: Call, position: int, size: int) -> Place:
+    """The memory of ``size`` bytes of text."""
+    scope, body = call.scope, call.scope.body
+    if not _in_array(call):
+        first = 1 if Arg.TEXT in call.helper.args else _FIRST_VALUE
+        return argument_place(call, first + position, size)
+    operand = scope.operand(call.pc, PRINTED_VALUE + position)
+    address = load_from(scope, _slot(call, position), 64)
+    space = GENERIC if Region.STACK in operand.regions else GLOBAL
+    shared = Region.MAP_VALUE in operand.regions
+    return Place(body.pointer(address, space), space, min(operand.align, 8), shared)
