@@ -181,14 +181,27 @@ def _recovered(image: Image, *, above: int, arch: int) -> list[Member]:
     found: list[Member] = []
     for member in image.members:
         runs = member.arch // 10 == arch // 10 and member.arch <= arch
-        if member.kind is not MemberKind.CUBIN or not runs or member.arch <= above:
-            continue
-        cubin = open_cubin(unpack(member))
-        for section in ptx_sections(cubin):
-            text = recovered_ptx(cubin, section)
-            if _ptx_header(text):
-                found.append(_ptx_member(text, member.offset + section.offset))
+        if member.kind is MemberKind.CUBIN and runs and member.arch > above:
+            found += kept_ptx(member)
     return found
+
+
+def kept_ptx(member: Member) -> tuple[Member, ...]:
+    """The PTX texts that ptxas kept in a cubin for debuggers: in ``.nv_debug_ptx_txt``, when it
+    was asked for line information (``-lineinfo``, ``-g``) or the PTX has any, as Triton's does.
+
+    Lines end with NUL there; comments, ``.file`` and ``.loc`` are blank.  A text that does not
+    begin as PTX does is passed over.  InputError for a malformed cubin.
+    """
+    if member.kind is not MemberKind.CUBIN:
+        return ()
+    cubin = open_cubin(unpack(member))
+    texts = ((section, recovered_ptx(cubin, section)) for section in ptx_sections(cubin))
+    return tuple(
+        _ptx_member(text, member.offset + section.offset)
+        for section, text in texts
+        if _ptx_header(text)
+    )
 
 
 def _named(member: Member) -> str:

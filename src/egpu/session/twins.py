@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from egpu.agent.twin import DeviceInfo, KernelSeen, Refused, Twin, Unmatched
+from egpu.bpf.program import AttachKind
 from egpu.codegen import DeviceCode, Launch
 from egpu.errors import EgpuError
 from egpu.image import (
@@ -146,6 +147,7 @@ class TwinBuilder:
             launch.value,
             repr(layout),
             self._assembler.description,
+            self._way(image, attachments).value,
             *(self._probes.fingerprint(item) for item in attachments),
         )
         found = self._cache.load(key)
@@ -165,7 +167,8 @@ class TwinBuilder:
         launch: Launch,
     ) -> BuiltTwin:
         codes = [self._probes.compiled(item, launch) for item in attachments]
-        if self._machine_code and self._assembler is not None and not has_ptx(image):
+        way = self._way(image, attachments)
+        if way is Way.MACHINE_CODE and self._assembler is not None:
             return self._splice_machine_code(image, seen, codes, layout, self._assembler)
         module = self._module(image, seen)
         spliced = splice_ptx(module, seen.kernel, codes, layout)
@@ -189,6 +192,14 @@ class TwinBuilder:
             exit_sites=spliced.exit_sites,
             uncovered=spliced.uncovered,
         )
+
+    def _way(self, image: Image, attachments: tuple[Attachment, ...]) -> Way:
+        """Machine code where there is no PTX; for probes at instructions the PTX that a cubin may
+        keep for debuggers serves as well."""
+        inside = any(item.point.kind is AttachKind.INSTRUCTION for item in attachments)
+        if not self._machine_code or self._assembler is None or has_ptx(image) or inside:
+            return Way.PTX
+        return Way.MACHINE_CODE
 
     def _splice_machine_code(
         self,
