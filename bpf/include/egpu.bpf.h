@@ -244,6 +244,8 @@ __attribute__((unused)) static void (*const bpf_ringbuf_discard)(void *data, __u
     (void *)133;
 __attribute__((unused)) static __u64 (*const bpf_ringbuf_query)(void *ringbuf, __u64 flags) =
     (void *)134;
+__attribute__((unused)) static long (*const bpf_for_each_map_elem)(void *map, void *callback_fn, void *callback_ctx, __u64 flags) =
+    (void *)164;
 __attribute__((unused)) static long (*const bpf_trace_vprintk)(const char *fmt, __u32 fmt_size, const void *data, __u32 data_len) =
     (void *)177;
 __attribute__((unused)) static long (*const bpf_loop)(__u32 nr_loops, void *callback_fn, void *callback_ctx, __u64 flags) =

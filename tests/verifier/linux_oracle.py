@@ -13,7 +13,7 @@ from egpu.bpf.isa import CALL, LD_IMM64, CallSrc, instructions
 from egpu.bpf.program import PseudoSrc
 
 _CALLS = {"x86_64": 321, "aarch64": 280}
-_MAP_CREATE, _MAP_UPDATE, _PROG_LOAD, _MAP_FREEZE = 0, 2, 5, 22
+_MAP_CREATE, _MAP_UPDATE, _PROG_LOAD, _BTF_LOAD, _MAP_FREEZE = 0, 2, 5, 18, 22
 _ARRAY, SOCKET_FILTER, TRACEPOINT = 2, 1, 5
 STRICT_ALIGNMENT = 1  # a flag of loading
 _LEAKY = (21, 38)  # CAP_SYS_ADMIN and CAP_PERFMON, with which programs may leak pointers
@@ -41,6 +41,13 @@ def load(code, kind=SOCKET_FILTER, flags=0):
         ctypes.addressof(licence),
     )
     tail = struct.pack("<II", 0, flags)
+    functions = function_information(code)
+    if functions:
+        # Up to prog_btf_fd: name, interface, expected attach type.
+        described = struct.pack("<II", btf(), 8)
+        known = ctypes.create_string_buffer(functions)
+        described += struct.pack("<QI", ctypes.addressof(known), len(functions) // 8)
+        tail += bytes(24) + described
     # The verdict first, without a log that could overflow.
     descriptor, error = _bpf(_PROG_LOAD, program + bytes(16) + tail)
     if descriptor >= 0:
@@ -50,6 +57,42 @@ def load(code, kind=SOCKET_FILTER, flags=0):
     logged = struct.pack("<IIQ", 1, len(log), ctypes.addressof(log))
     _bpf(_PROG_LOAD, program + logged + tail)
     return False, f"{os.strerror(error)}: {log.value.decode(errors='replace')[-4000:]}"
+
+
+# The one type that a function has to have for Linux to let its address be taken: int f(), static.
+_INT, _FUNCTION, _PROTOTYPE = 1, 12, 13  # kinds of BTF types
+_TYPES = struct.pack("<IIII", 0, _INT << 24, 4, 1 << 24 | 32)
+_TYPES += struct.pack("<III", 0, _PROTOTYPE << 24, 1) + struct.pack("<III", 1, _FUNCTION << 24, 2)
+_NAMES = b"\0f\0"
+
+
+@functools.cache
+def btf():
+    """A file descriptor of BTF whose type 3 is a static function, open until exit."""
+    sizes = (24, 0, len(_TYPES), len(_TYPES), len(_NAMES))
+    data = struct.pack("<HBBIIIII", 0xEB9F, 1, 0, *sizes) + _TYPES + _NAMES
+    buffer = ctypes.create_string_buffer(data)
+    attributes = struct.pack("<QQI", ctypes.addressof(buffer), 0, len(data))
+    descriptor, error = _bpf(_BTF_LOAD, attributes)
+    if descriptor < 0:
+        raise OSError(error, os.strerror(error))
+    return descriptor
+
+
+def function_information(code):
+    """bpf_func_info of each function of a program that takes the address of one, else nothing."""
+    starts, taken, pc = {0}, False, 0
+    slots = [struct.unpack_from("<BBhi", code, at) for at in range(0, len(code), 8)]
+    while pc < len(slots):
+        opcode, registers, _, immediate = slots[pc]
+        address = opcode == LD_IMM64 and registers >> 4 == PseudoSrc.CODE
+        if address or (opcode == CALL and registers >> 4 == CallSrc.LOCAL):
+            starts.add(pc + 1 + immediate)
+        taken |= address
+        pc += 2 if opcode == LD_IMM64 else 1
+    if not taken:
+        return b""
+    return b"".join(struct.pack("<II", at, 3) for at in sorted(starts) if 0 <= at < len(slots))
 
 
 @functools.cache

@@ -1,40 +1,18 @@
-"""bpf_loop: its callback is walked once for all calls."""
+"""bpf_loop and bpf_for_each_map_elem: a callback is walked once for all calls."""
 
 import importlib.util
 
 import pytest
-from verifier_programs import END, RESERVE, VALUE, check, refusal
+from callback_programs import ANSWER, BODIES, NESTED, REFUSED, STOP, each, loop
+from verifier_programs import END, ENTRY, VALUE, check, refusal
 
 from egpu.bpf.asm import assemble
 from egpu.bpf.insn import program_from_code
 from egpu.bpf.interp import run
+from egpu.bpf.maptypes import MapType, table_slots, traits
+from egpu.bpf.program import MapSpec
+from egpu.errors import VerifierError
 from egpu.verifier import Limits, Policy, verify
-
-# r6 to r9 are kept; the callback adds its index to the number on the caller's stack
-SUM = """
-stdw [%r10-8], 0
-mov %r1, {turns}
-lddw %r2, code body
-mov %r3, %r10
-add %r3, -8
-mov %r4, 0
-call 181
-{after}
-exit
-body:
-ldxdw %r3, [%r2]
-add %r3, %r1
-stxdw [%r2], %r3
-mov %r0, 0
-{stop}
-exit
-"""
-STOP = "jlt %r1, 6, on\nmov %r0, 1\non:"
-ANSWER = "mov %r7, %r0\nldxdw %r0, [%r10-8]\nlsh %r7, 32\nor %r0, %r7"
-
-
-def loop(turns=10, after="mov %r0, 0", stop=""):
-    return SUM.format(turns=turns, after=after, stop=stop)
 
 
 def executable(text):
@@ -83,42 +61,6 @@ def executors():
     return [lambda verified: run_host(verified, bytearray()), simulated]
 
 
-NESTED = """
-stdw [%r10-8], 0
-mov %r1, 5
-lddw %r2, code outer
-mov %r3, %r10
-add %r3, -8
-mov %r4, 0
-call 181
-ldxdw %r0, [%r10-8]
-exit
-outer:
-mov %r6, %r1
-stxdw [%r10-8], %r2
-mov %r1, 3
-lddw %r2, code inner
-mov %r3, %r10
-add %r3, -8
-mov %r4, 0
-call 181
-add %r0, %r6
-ldxdw %r2, [%r10-8]
-ldxdw %r1, [%r2]
-add %r1, %r0
-stxdw [%r2], %r1
-mov %r0, 0
-exit
-inner:
-ldxdw %r2, [%r2]
-ldxdw %r3, [%r2]
-add %r3, 100
-stxdw [%r2], %r3
-mov %r0, 0
-exit
-"""
-
-
 def test_nested_callbacks():
     verified = executable(NESTED)
     expected = 5 * 3 * 100 + 5 * 3 + 0 + 1 + 2 + 3 + 4
@@ -153,59 +95,6 @@ def test_bounds_that_are_limited():
     assert 100 * 5 <= check(clamped).cost.instructions <= 100 * 5 + 20
 
 
-REFUSED = {
-    "callback returns 2": (loop().replace("mov %r0, 0\n\nexit", "mov %r0, 2\nexit"), "P2"),
-    "callback returns anything": (loop().replace("mov %r0, 0\n\nexit", "mov %r0, %r1\nexit"), "P2"),
-    "callback returns nothing": (loop().replace("mov %r0, 0\n\nexit", "exit"), "P2"),
-    "callback returns a pointer": (
-        loop().replace("mov %r0, 0\n\nexit", "mov %r0, %r2\nexit"),
-        "P9",
-    ),
-    "flags": (loop().replace("mov %r4, 0", "mov %r4, 1"), "P2"),
-    "no function": (loop().replace("lddw %r2, code body", "lddw %r2, code body\nmov %r2, 5"), "P2"),
-    "context that is no stack": (
-        "mov %r9, %r1\n" + loop().replace("mov %r3, %r10\nadd %r3, -8", "mov %r3, %r9"),
-        "P2",
-    ),
-    "callback reads r3": (loop().replace("ldxdw %r3, [%r2]", "mov %r5, %r3"), "P2"),
-    "callback reads its caller's registers": (
-        loop().replace("ldxdw %r3, [%r2]", "mov %r3, %r6"),
-        "P2",
-    ),
-    "callback reads outside its caller's frame": (
-        loop().replace("ldxdw %r3, [%r2]", "ldxdw %r3, [%r2+8]"),
-        "P2",
-    ),
-    "callback reads what was never written": (
-        loop().replace("ldxdw %r3, [%r2]", "ldxdw %r3, [%r2-8]"),
-        "P9",
-    ),
-    "callback never ends": (
-        loop().replace("mov %r0, 0\n\nexit", "mov %r0, 0\nagain:\nja again"),
-        "P4",
-    ),
-    "callback keeps a record": (
-        loop().replace(
-            "mov %r0, 0\n\nexit",
-            RESERVE.format(8) + "jeq %r0, 0, none\nmov %r0, 1\nexit\nnone:\nmov %r0, 0\nexit",
-        ),
-        "P10",
-    ),
-    "callback leaves a pointer to its own frame": (
-        loop().replace("stxdw [%r2], %r3", "stxdw [%r2], %r10"),
-        "P9",
-    ),
-    "arithmetic on a function": (loop().replace("mov %r4, 0", "add %r2, 8\nmov %r4, 0"), "P2"),
-    "read through a function": (loop().replace("mov %r4, 0", "ldxdw %r4, [%r2]"), "P2"),
-    "callback makes a pointer of a number": (
-        loop(2, "ldxdw %r1, [%r10-8]\nldxdw %r0, [%r1]").replace(
-            "stxdw [%r2], %r3", "lddw %r5, map_index_value 4\nstxdw [%r2], %r5"
-        ),
-        "P4",
-    ),
-}
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     text, rule = REFUSED[name]
@@ -221,3 +110,84 @@ def test_every_callback_is_seen():
     """Code that only a callback reaches is checked, as are helpers that it calls."""
     text = loop().replace("ldxdw %r3, [%r2]", "call 93\nldxdw %r3, [%r2]")
     assert "spin_lock" in refusal(text).message
+
+
+def over(kind, entries, body="", key=4, value=8):
+    """Verify a walk over a map of ``kind``, whose other sizes are given."""
+    maps = (MapSpec("m", kind, key, value, entries),)
+    program = program_from_code(assemble(each(body, 0)), "p", maps=maps, attach=ENTRY)
+    return verify(program)
+
+
+def test_cost_is_entries_times_the_callback():
+    assert check(each("mov %r1, 7")).cost.instructions == 8 + 4 * 3
+    array = over(MapType.ARRAY, 1000)
+    assert array.cost.instructions == 8 + 1000 * 2
+    table = over(MapType.HASH, 1000)
+    assert table.cost.instructions == 8 + 1000 * 2
+    # every slot of a table is looked at
+    assert table.cost.helpers - array.cost.helpers == 8 * table_slots(1000)
+    with pytest.raises(VerifierError, match=r"up to 100000 times, each up to 2 instr.*max_entries"):
+        over(MapType.ARRAY, 100_000)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MapType if traits(kind).storage is not None])
+def test_walks_over_each_map_type(kind):
+    """Every map type that has entries for all, and no other: by name, with what there is."""
+    if traits(kind).has_values and not traits(kind).per_thread:
+        assert over(kind, 5).facts.helpers == {164}
+        return
+    sizes = {"key": 0, "value": 0} if not traits(kind).has_values else {}
+    with pytest.raises(VerifierError, match=f"does not take map m of type {kind.name}; it takes"):
+        over(kind, 4096, **sizes)
+
+
+def test_what_a_callback_gets():
+    """The key is read, the value read and written, the map serves helper calls."""
+    text = each(
+        "ldxw %r5, [%r2]\nlock add [%r3+8], %r5\nldxb %r5, [%r2+3]\n"
+        "stdw [%r10-8], 0\ncall 1\njeq %r0, 0, none\nldxdw %r5, [%r0+8]\nnone:"
+    )
+    operands = check(text).facts.operands
+    places = {(pc, r): o for (pc, r), o in operands.items() if pc > 9}
+    assert {o.regions for o in places.values() if o.map == 1}
+    assert any("map_key" in {r.value for r in o.regions} for o in places.values())
+    assert check(each("mov %r1, 1\nlock add [%r3], %r1", 0)).facts.maps == {0}
+
+
+@pytest.mark.parametrize(("body", "rule"), BODIES, ids=lambda value: value)
+def test_callbacks_over_a_map_refused(body, rule):
+    assert refusal(each(body)).rule == rule
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("mov %r4, 0", "mov %r4, 1", "its flags, must be 0"),
+    ("lddw %r1, map_index 1", "mov %r1, 0", "must be a map"),
+    ("lddw %r2, code body", "lddw %r2, code body\nmov %r2, 0", "must be a function"),
+    ("add %r3, -8", "mov %r3, 5", "must be a pointer into the stack, or 0"),
+])  # fmt: skip
+def test_arguments_refused(old, new, words):
+    assert words in refusal(each("").replace(old, new)).message
+
+
+def test_adding_on_a_per_sm_map_is_an_atomic():
+    facts = check(each("ldxdw %r5, [%r3]\nadd %r5, 1\nstxdw [%r3], %r5", 0)).facts
+    assert [rmw.size for rmw in facts.rmw.values()] == [8]
+
+
+def test_read_only_maps_are_walked_and_not_written():
+    assert check(each("ldxw %r5, [%r3]", 3))
+    assert "read-only" in refusal(each("stw [%r3], 1", 3)).message
+
+
+def test_a_sum_kept_apart_from_what_is_stored():
+    """What a callback sums up on the stack is not what a later update stores."""
+    body = "ldxdw %r5, [%r3]\nldxdw %r1, [%r4]\nadd %r1, %r5\nstxdw [%r4], %r1"
+    text = each(body, before="stdw [%r10-8], 0\n").replace("mov %r0, 0\nexit\nbody:", (
+        "stw [%r10-44], 0\nstdw [%r10-40], {0}\nstdw [%r10-32], 9\n{1}"
+        "lddw %r1, map_index 1\nmov %r2, %r10\nadd %r2, -44\nmov %r3, %r10\nadd %r3, -40\n"
+        "mov %r4, 0\ncall 2\nmov %r0, 0\nexit\nbody:"
+    ))  # fmt: skip
+    assert check(text.format(9, ""))
+    lost = text.format(9, "ldxdw %r5, [%r10-8]\nstxdw [%r10-32], %r5\n")
+    assert refusal(lost).rule == "P8"

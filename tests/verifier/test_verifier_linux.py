@@ -5,16 +5,27 @@ The running kernel is asked by bpf(2); where that is not permitted, its recorded
 
 from pathlib import Path
 
+import callback_programs
 import differential
 import linux_oracle
 import oracle_programs
 import pytest
-from differential import MUTANTS, NO_LEAK, POLICIES, PRIVILEGED, STRICT, bare, compare
+from differential import (
+    CALLBACK_MUTANTS,
+    MUTANTS,
+    NO_LEAK,
+    POLICIES,
+    PRIVILEGED,
+    STRICT,
+    bare,
+    compare,
+)
 from verifier_programs import ROOT, has_conformance
 
 from egpu.bpf.asm import assemble, disassemble
 
 LISTED = Path(__file__).with_name("false_rejects.txt")
+COUNTED = Path(__file__).with_name("counted.bpf.c")
 MODES = (PRIVILEGED, STRICT, NO_LEAK)
 needs_compiler = pytest.mark.skipif(
     bool(oracle_programs.compiler_missing()), reason=oracle_programs.compiler_missing() or "found"
@@ -55,7 +66,7 @@ def test_whole_probes(mode):
 def test_mutants(mode):
     outcome = compare(differential.mutated(mode, MODES.index(mode), MUTANTS[mode]), mode)
     assert shown(outcome) == []
-    assert len(outcome.both) > MUTANTS[mode] / 20
+    assert len(outcome.both) > MUTANTS[mode] / 25
 
 
 @pytest.mark.long
@@ -88,6 +99,25 @@ def test_false_rejects_are_listed_and_few():
     taken_by_linux = len(outcome.both) + len(found)
     assert taken_by_linux > 450 or not differential.has_conformance()
     assert len(found) <= 0.02 * taken_by_linux
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_callbacks(mode):
+    """Programs with callbacks, which Linux takes with BTF for their functions, and mutants."""
+    outcome = compare(differential.callbacks(), mode)
+    assert shown(outcome) == []
+    assert len(outcome.both) == len(callback_programs.PASSING)
+    changed = compare(differential.changed_callbacks(mode), mode)
+    assert shown(changed) == []
+    assert len(changed.both) > CALLBACK_MUTANTS[mode] / 50
+
+
+@needs_kernel
+@needs_compiler
+def test_callbacks_that_linux_counts():
+    (program,) = oracle_programs.compiled(COUNTED, "v3").programs
+    ((_, reason),) = compare([differential.Case("counted", program, None)]).excused
+    assert reason == "callbacks whose number of calls Linux counts one by one"
 
 
 def test_exceptions_are_written_down():

@@ -88,6 +88,8 @@ _ARRAYS = frozenset(
 )
 _HASHES = frozenset({"HASH", "PERCPU_HASH", "LRU_HASH", "LRU_PERCPU_HASH", "GPU_HASH"})
 _KEYED = _ARRAYS | _HASHES
+# Whose entries exist whoever asks: of a per-thread array each thread has only its own.
+_WALKED = frozenset(name for name in _KEYED if "PER_THREAD" not in name)
 _RING = frozenset({"RINGBUF"})
 _A = Arg
 _XYZ = (Arg.OUT_U64, Arg.OUT_U64, Arg.OUT_U64)
@@ -125,6 +127,10 @@ _ROWS: tuple[Helper, ...] = (
     Helper(134, "bpf_ringbuf_query", (_A.MAP, _A.SCALAR), Ret.SCALAR,
            "__u64 (*%s)(void *ringbuf, __u64 flags)", "ringbuf_query", 8, map_types=_RING,
            memory=2),
+    Helper(164, "bpf_for_each_map_elem", (_A.MAP, _A.CALLBACK, _A.CALLBACK_CONTEXT, _A.SCALAR),
+           Ret.SCALAR,
+           "long (*%s)(void *map, void *callback_fn, void *callback_ctx, __u64 flags)",
+           "for_each", 8, map_types=_WALKED),
     Helper(177, "bpf_trace_vprintk",
            (_A.FORMAT, _A.FORMAT_SIZE, _A.PRINTED_ARRAY, _A.PRINTED_SIZE), Ret.SCALAR,
            "long (*%s)(const char *fmt, __u32 fmt_size, const void *data, __u32 data_len)",

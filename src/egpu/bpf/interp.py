@@ -6,7 +6,6 @@ fast.  It has no clock and no randomness of its own: a run is a function of its 
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from egpu.bpf import arith, isa
 from egpu.bpf.asm import format_insn
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.insn import imm64
+from egpu.bpf.interp_callbacks import CALLING_BACK, Turns
 from egpu.bpf.interp_helpers import BODIES, MapState, Place
 from egpu.bpf.isa import AtomicOp, Form, Kind
 from egpu.bpf.memory import AddressSpace, Region
@@ -54,17 +54,13 @@ def run(
     return machine.run(step_limit, observe)
 
 
-_LOOP = 181  # bpf_loop, the helper that calls back
-_MOST_LOOPS = 1 << 23  # BPF_MAX_LOOPS of linux/bpf.h
-
-
 @dataclass(slots=True)
-class _Loop:
-    """A bpf_loop that runs: ``done`` of ``turns`` calls of the function at ``start``."""
+class _Calls:
+    """A helper's calls of the function at ``start``: ``left`` gives r1, r2 and so on for each, and
+    ``done`` of them ended."""
 
     start: int
-    turns: int
-    context: int
+    left: Turns
     done: int = 0
 
 
@@ -75,7 +71,7 @@ class _Frame:
     pc: int
     saved: tuple[int, ...]  # r6-r10
     stack: Region
-    loop: _Loop | None = None
+    calls: _Calls | None = None
 
 
 class Machine:
@@ -194,8 +190,8 @@ class Machine:
             case Kind.CALL if insn.src == isa.CallSrc.LOCAL:
                 self._enter(after)
                 after += insn.imm
-            case Kind.CALL if insn.imm == _LOOP:
-                after = self._loop(after)
+            case Kind.CALL if insn.imm in CALLING_BACK:
+                after = self._call_back(after, insn.imm)
             case Kind.CALL:
                 body = self._helpers[insn.imm]
                 registers[0] = body(self, tuple(registers[1:6])) & arith.MASK64
@@ -232,40 +228,44 @@ class Machine:
         self.registers[isa.FRAME_POINTER] = region.base + isa.STACK_SIZE
         return region
 
-    def _enter(self, after: int, loop: _Loop | None = None) -> None:
+    def _enter(self, after: int, calls: _Calls | None = None) -> None:
         if self.depth >= isa.MAX_CALL_DEPTH:
             raise DeviceFault(f"calls are nested deeper than {isa.MAX_CALL_DEPTH} frames")
-        self._frames.append(_Frame(after, tuple(self.registers[6:]), self._stack, loop))
+        self._frames.append(_Frame(after, tuple(self.registers[6:]), self._stack, calls))
         self._stack = self._new_stack()
 
-    def _loop(self, after: int) -> int:
-        """bpf_loop: the pc of the callback's first call, or ``after`` if there is none."""
-        turns, function, context, flags = self.registers[1:5]
-        turns &= 0xFFFFFFFF
-        start, rest = divmod(function - self._code.base, 8)
-        if flags or turns > _MOST_LOOPS:
-            error = errno.EINVAL if flags else errno.E2BIG
-            self.registers[0] = -error & arith.MASK64
+    def _call_back(self, after: int, helper: int) -> int:
+        """A helper that calls back: the pc of its first call, or ``after`` if there is none."""
+        arguments = tuple(self.registers[1:5])
+        left = CALLING_BACK[helper](self, arguments)
+        if isinstance(left, int):
+            self.registers[0] = left & arith.MASK64
             return after
+        function = arguments[1]
+        start, rest = divmod(function - self._code.base, 8)
         if rest or not 0 <= start < len(self.program.code):
-            raise DeviceFault(f"bpf_loop calls 0x{function:x}, which is no function")
-        if not turns:
+            name = HELPERS[helper].name
+            raise DeviceFault(f"{name} calls 0x{function:x}, which is no function")
+        first = next(left, None)
+        if first is None:
             self.registers[0] = 0
             return after
-        self._enter(after, _Loop(start, turns, context))
-        self.registers[1], self.registers[2] = 0, context
+        self._enter(after, _Calls(start, left))
+        self.registers[1 : 1 + len(first)] = first
         return start
 
     def _leave(self) -> int:
-        loop = self._frames[-1].loop
-        if loop is not None:
-            loop.done += 1
-            if not self.registers[0] and loop.done < loop.turns:
+        calls = self._frames[-1].calls
+        if calls is not None:
+            calls.done += 1
+            following = None if self.registers[0] else next(calls.left, None)
+            if following is not None:
                 self.space.remove(self._stack)
                 self._stack = self._new_stack()
-                self.registers[1], self.registers[2] = loop.done, loop.context
-                return loop.start
-            self.registers[0] = loop.done
+                self.registers[1 : 1 + len(following)] = following
+                return calls.start
+            calls.left.close()
+            self.registers[0] = calls.done
         self.space.remove(self._stack)
         frame = self._frames.pop()
         self.registers[6:] = frame.saved
@@ -302,6 +302,10 @@ class Machine:
             region = self.space.add("map value", value, name=self.maps[index].spec.name)
             self._entries[id(value)] = region  # whose data keeps the value, so the id stays its own
         return region.base
+
+    def map_address(self, index: int) -> int:
+        """What LD_IMM64 gives for map ``index``."""
+        return self._map_handles[index].base
 
     def add_record(self, state: MapState, size: int) -> int:
         """Reserve a ring-buffer record of ``size`` bytes and give its address."""

@@ -250,15 +250,16 @@ def _place(choose: Callable[[Place], int]) -> Callable[[Machine, Sequence[int]],
     return lambda machine, args: choose(machine.place)
 
 
-def _loop(machine: Machine, args: Sequence[int]) -> int:
-    raise InternalError("the machine itself enters the callback of bpf_loop")
+def _entered(machine: Machine, args: Sequence[int]) -> int:
+    raise InternalError("the machine itself enters callbacks")
 
 
 _BY_NAME: dict[str, Callable[[Machine, Sequence[int]], int]] = {
     "bpf_map_lookup_elem": _lookup,
     "bpf_map_update_elem": _update,
     "bpf_map_delete_elem": _delete,
-    "bpf_loop": _loop,
+    "bpf_for_each_map_elem": _entered,
+    "bpf_loop": _entered,
     "bpf_ktime_get_ns": _clock,
     "bpf_trace_printk": interp_prints.trace_printk,
     "bpf_trace_vprintk": interp_prints.trace_vprintk,

@@ -72,6 +72,12 @@ class MapTraits:
 # so many occupied slots comes up once in about 10^10 insertions into a full table.
 HASH_WINDOW = 128
 
+
+def table_slots(max_entries: int) -> int:
+    """Slots of the table of a hash map: at least two for each entry, never less than a window."""
+    return max(HASH_WINDOW, 1 << (2 * max_entries - 1).bit_length())
+
+
 # Slots of a per-thread array where nobody says how many (bpftime's default).
 THREAD_SLOTS = 1024
 

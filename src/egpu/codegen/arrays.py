@@ -20,7 +20,7 @@ def _key(call: Call) -> str:
     return call.scope.body.resize(load_from(call.scope, place, 32), 32, 64)
 
 
-def _entry(call: Call, key: str) -> tuple[str, str]:
+def entry(call: Call, key: str) -> tuple[str, str]:
     """(whether ``key`` is in range, address of its value) for the map of r1."""
     scope, body = call.scope, call.scope.body
     index, spec = scope.map_at(call.pc, 1)
@@ -40,7 +40,7 @@ def _entry(call: Call, key: str) -> tuple[str, str]:
 
 def map_lookup(call: Call) -> str:
     body = call.scope.body
-    inside, address = _entry(call, _key(call))
+    inside, address = entry(call, _key(call))
     # An arena is never at 0: said so that the program's null check folds into the range check.
     present = body.compare("ne", "i64", address, "0")
     body.line(f"call void @llvm.assume(i1 {present})")
@@ -54,7 +54,7 @@ def map_update(call: Call) -> str:
     flags = scope.get(4)
     bad_flags = body.compare("ugt", "i64", flags, str(_BPF_EXIST))
     exists = body.compare("eq", "i64", flags, str(_BPF_NOEXIST))
-    inside, address = _entry(call, _key(call))
+    inside, address = entry(call, _key(call))
     error = body.select(exists, "i64", str(_EEXIST), "0")
     error = body.select(inside, "i64", error, str(_E2BIG))
     error = body.select(bad_flags, "i64", str(_EINVAL), error)

@@ -11,6 +11,7 @@ from egpu.bpf.helpers import HELPERS
 from egpu.bpf.maptypes import Storage, traits
 from egpu.codegen.arena import ARENA_HEADER
 from egpu.codegen.arrays import map_delete, map_lookup, map_update
+from egpu.codegen.callbacks import CALLING_BACK
 from egpu.codegen.hashes import HASHES
 from egpu.codegen.helper_call import Call, argument_place
 from egpu.codegen.ir import GLOBAL
@@ -132,4 +133,4 @@ _BODIES: dict[str, Callable[[Call], str | None]] = {
 
 def helper_bodies() -> frozenset[str]:
     """Names of the device bodies that exist."""
-    return frozenset(_BODIES) | {"loop"}  # whose calls lower.py writes
+    return frozenset(_BODIES) | frozenset(CALLING_BACK)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from egpu.bpf.helpers import HELPERS, calls_back
+from egpu.bpf.helpers import HELPERS, Arg, calls_back
 from egpu.bpf.isa import CallSrc, Form, Kind, form_of, is_wide, jump_target
 from egpu.bpf.program import Insn, PseudoSrc
 from egpu.codegen.alu import condition, lower_alu, lower_byte_order
+from egpu.codegen.callbacks import lower_calling_back
 from egpu.codegen.calls import lower_helper
 from egpu.codegen.device_code import Relocation, RelocKind
 from egpu.codegen.library import declarations
@@ -316,7 +317,8 @@ class _Function:
     def _call(self, pc: int, insn: Insn) -> None:
         scope = self._scope
         if insn.src == CallSrc.HELPER and calls_back(insn.imm):
-            self._loop(pc)
+            function = self._callback(pc, insn.imm)
+            lower_calling_back(scope, pc, insn.imm, lambda given: self._called(function, given))
             return
         if insn.src == CallSrc.HELPER:
             lower_helper(scope, pc, insn.imm)
@@ -325,6 +327,14 @@ class _Function:
         if insn.src != CallSrc.LOCAL or target is None:
             raise UnsupportedError(f"instruction {pc}: call of kind {insn.src}")
         scope.set(0, self._called(target, [scope.get(register) for register in range(1, 6)]))
+
+    def _callback(self, pc: int, number: int) -> int:
+        """The function that a helper calls back."""
+        register = HELPERS[number].args.index(Arg.CALLBACK) + 1
+        target = self._scope.operand(pc, register).value
+        if target is None:
+            raise InternalError(f"no facts for the callback at instruction {pc}")
+        return target
 
     def _called(self, target: int, registers: list[str]) -> str:
         """Call the function at ``target`` with r1 to r5; its r0."""
@@ -335,28 +345,6 @@ class _Function:
         arguments.append(f"ptr {scope.frame_top(0)}")
         arguments += [f"ptr %frame{n}" for n in range(1, CALLER_FRAMES)]
         return scope.body.call("i64", f"egpu.program.{target}", *arguments)
-
-    def _loop(self, pc: int) -> None:
-        """bpf_loop: call the callback with 0, 1, ... until it returns 1; r0 is how often."""
-        scope, body = self._scope, self._scope.body
-        target = scope.operand(pc, 2).value
-        if target is None:
-            raise InternalError(f"no facts for the callback at instruction {pc}")
-        end = body.binary("and", "i64", scope.get(1), str(0xFFFFFFFF))
-        context = scope.get(3)
-        test, turn, after = body.fresh("loop"), body.fresh("turn"), body.fresh("looped")
-        counter = body.variable(body.fresh("turns"), "i64")
-        body.store("i64", "0", "ptr", counter, 8)
-        body.branch(test)
-        body.label(test)
-        index = body.load("i64", "ptr", counter, 8)
-        body.branch_if(body.compare("ult", "i64", index, end), turn, after)
-        body.label(turn)
-        result = self._called(target, [index, context, "0", "0", "0"])
-        body.store("i64", body.add(index, 1), "ptr", counter, 8)
-        body.branch_if(body.compare("eq", "i64", result, "0"), test, after)
-        body.label(after)
-        scope.set(0, body.load("i64", "ptr", counter, 8))
 
 
 def _block(pc: int | None) -> str:

@@ -20,6 +20,8 @@ from egpu.errors import InternalError
 from egpu.verifier.verified import Operand, Region, Rmw, RmwOp
 
 _GLOBAL_REGIONS = frozenset({Region.MAP_VALUE, Region.RECORD, Region.MEMORY})
+# Reached by generic addresses: variables of the running thread, and what may be either.
+_GENERIC_REGIONS = _GLOBAL_REGIONS | {Region.STACK, Region.MAP_KEY}
 _FRAME_ALIGNMENT = 8
 
 
@@ -48,7 +50,7 @@ def place_of(scope: Scope, pc: int, register: int, offset: int, size: int) -> Pl
     if operand.regions <= _GLOBAL_REGIONS:
         shared = Region.MAP_VALUE in operand.regions and not _read_only(scope, operand)
         return Place(body.pointer(address, GLOBAL), GLOBAL, operand.align, shared)
-    if operand.regions <= _GLOBAL_REGIONS | {Region.STACK}:
+    if operand.regions <= _GENERIC_REGIONS:
         shared = Region.MAP_VALUE in operand.regions
         return Place(body.pointer(address, GENERIC), GENERIC, operand.align, shared)
     names = ", ".join(sorted(region.value for region in operand.regions))

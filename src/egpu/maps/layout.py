@@ -67,7 +67,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from egpu.bpf.maptypes import HASH_WINDOW, THREAD_SLOTS, Storage, traits
+from egpu.bpf.maptypes import THREAD_SLOTS, Storage, table_slots, traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError, UnsupportedError
 
@@ -181,8 +181,8 @@ class HashTable:
 
 
 def hash_table(spec: MapSpec) -> HashTable:
-    """The table of ``spec``: at least two slots for each entry, and never less than a window."""
-    slots = max(HASH_WINDOW, 1 << (2 * spec.max_entries - 1).bit_length())
+    """The table of ``spec``."""
+    slots = table_slots(spec.max_entries)
     kind = traits(spec.type)
     pinned = spec.deletes or kind.evicts
     last = "used" if kind.evicts else "pins" if pinned else "home"

@@ -6,7 +6,7 @@ from typing import assert_never
 
 from egpu.bpf.helpers import HELPERS, Arg, Helper, Ret
 from egpu.bpf.isa import CallSrc
-from egpu.bpf.maptypes import MapType, traits
+from egpu.bpf.maptypes import MapType, table_slots, traits
 from egpu.bpf.program import MISSING_HELPER, MapSpec
 from egpu.verifier import checks, cost
 from egpu.verifier.checks import Access
@@ -28,7 +28,6 @@ _REFUSED: dict[int, str] = {
     93:  "bpf_spin_lock: lanes of a warp that wait for each other never end; use atomics",
     94:  "bpf_spin_unlock: lanes of a warp that wait for each other never end; use atomics",
     113: "bpf_probe_read_kernel: memory is reached through checked pointers only",
-    164: "bpf_for_each_map_elem: count with bpf_loop and look each element up",
 }  # fmt: skip
 
 
@@ -256,6 +255,10 @@ class _Call:
         spent = cost.ring(self.ring_bytes)
         if Arg.KEY in self.helper.args:
             spent += cost.probes(traits(self.setting.map(self.map).type).probes)
+        if Arg.MAP in self.helper.args and Arg.CALLBACK in self.helper.args:
+            spec = self.setting.map(self.map)
+            # Every slot of a table is looked at, whether it has an entry or not.
+            spent += cost.probes(table_slots(spec.max_entries) if traits(spec.type).hashed else 0)
         return spent
 
     def _result(self) -> Scalar | Pointer | None:

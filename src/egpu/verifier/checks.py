@@ -39,10 +39,8 @@ class Access(enum.Enum):
     ATOMIC = "atomic"
 
 
-_READABLE = frozenset(
-    {Region.STACK, Region.CONTEXT, Region.MAP_VALUE, Region.RECORD, Region.MEMORY}
-)
-_WRITABLE = _READABLE - {Region.CONTEXT}
+_WRITABLE = frozenset({Region.STACK, Region.MAP_VALUE, Region.RECORD, Region.MEMORY})
+_READABLE = _WRITABLE | {Region.CONTEXT, Region.MAP_KEY}
 _ALLOWED = {
     Access.READ: _READABLE,
     Access.WRITE: _WRITABLE,
@@ -86,6 +84,8 @@ def region_size(setting: Setting, pointer: Pointer) -> int:
     """Bytes of the memory that a pointer points into."""
     if pointer.region is Region.MAP_VALUE:
         return setting.map(pointer.owner).value_size
+    if pointer.region is Region.MAP_KEY:
+        return setting.map(pointer.owner).key_size
     return pointer.size
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from egpu.bpf.isa import CallSrc, Kind
+from egpu.bpf.isa import STACK_SIZE, CallSrc, Kind
 from egpu.verifier.control import END, Block, Graph
 from egpu.verifier.frames import Frames, calls_back
 from egpu.verifier.state import SLOT
@@ -67,32 +67,36 @@ class Dependence:
         """The loads that decide whether an instruction runs."""
         return self.guards[self.graph.block_of[pc]] | self.called[self.structure.function_of[pc]]
 
-    def pointed(self, step: Step, register: int) -> int:
-        """What the stack bytes behind ``register`` may depend on."""
-        place = self._place(step, register)
-        if place is None:
-            return 0
+    def pointed(self, step: Step, register: int, size: int = STACK_SIZE) -> int:
+        """What the stack bytes behind ``register`` may depend on; of a helper's buffer, ``size``
+        bytes."""
+        places = self._places(step, register)
         found = 0
-        if place == _ANYWHERE:
+        if _ANYWHERE in places:
             for loads in self.slots.values():
                 found |= loads
             return found
-        found = self.slots.get(place, 0) | self.slots.get(_ANYWHERE, 0)
-        if step.kind is _CALL:  # a buffer: from its first slot upwards
+        if places:
+            found = self.slots.get(_ANYWHERE, 0)
+        for place in places:
+            found |= self.slots.get(place, 0)
+        if step.kind is _CALL:  # a buffer, which may begin inside its first slot
+            more = -(-size // SLOT)
             for (function, slot), loads in self.slots.items():
-                if function == place[0] and slot >= place[1]:
+                if any(function == own and 0 <= slot - at <= more for own, at in places):
                     found |= loads
         return found
 
-    def _place(self, step: Step, register: int) -> tuple[int, int] | None:
-        """The stack slot that an instruction reaches through ``register``, None if no stack."""
+    def _places(self, step: Step, register: int) -> frozenset[tuple[int, int]]:
+        """The stack slots that an instruction may reach through ``register``; none if no stack."""
         operand = self.frames.operand(step.pc, register)
         if operand is None or Region.STACK not in operand.regions:
-            return None
-        if len(operand.regions) > 1 or operand.offset is None or operand.frame != 0:
-            return _ANYWHERE
-        offset = step.off if step.kind is not _CALL else 0
-        return self.structure.function_of[step.pc], (operand.offset + offset) // SLOT
+            return frozenset()
+        if len(operand.regions) > 1 or operand.offset is None or operand.frame is None:
+            return frozenset({_ANYWHERE})
+        offset = operand.offset + (step.off if step.kind is not _CALL else 0)
+        functions = self.frames.owners(step, operand.frame)
+        return frozenset((function, offset // SLOT) for function in functions)
 
     # Blocks
 
@@ -180,10 +184,10 @@ class Dependence:
         if step.kind is not Kind.STORE_IMM:
             self.stored[step.pc] = registers[step.src]
             loads |= registers[step.src]
-        place = self._place(step, step.dst)
-        if place is not None and loads & ~self.slots.get(place, 0):
-            self.slots[place] = self.slots.get(place, 0) | loads
-            self._everything()
+        for place in self._places(step, step.dst):
+            if loads & ~self.slots.get(place, 0):
+                self.slots[place] = self.slots.get(place, 0) | loads
+                self._everything()
 
     def _call(self, block: Block, step: Step, registers: list[int]) -> None:
         """What a function gets that is called here, itself or by a helper."""

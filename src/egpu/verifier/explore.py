@@ -15,6 +15,7 @@ from egpu.bpf import isa
 from egpu.bpf.helpers import calls_back
 from egpu.bpf.isa import CallSrc, Kind
 from egpu.verifier import branch, calls, checks
+from egpu.verifier.callbacks import Calls, calls_of
 from egpu.verifier.cost import NOTHING, Node, Spent, instructions, metered, spends, weight
 from egpu.verifier.counters import Counted, Counting, count, put
 from egpu.verifier.execute import apply, first_state, forget_frame
@@ -22,16 +23,14 @@ from egpu.verifier.liveness import Liveness
 from egpu.verifier.loops import Loop
 from egpu.verifier.replay import Way, replay
 from egpu.verifier.report import Refusal, describe
-from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.setting import Recorder, Setting
-from egpu.verifier.state import Frame, Pointer, State, Value
+from egpu.verifier.state import Frame, State
 from egpu.verifier.structure import Step
 from egpu.verifier.subsume import Live, state_covers, state_key
 from egpu.verifier.widen import ROUNDS, widen
 
 __all__ = ["Exploration", "Explored", "Stopped", "replay"]
 
-_MOST_CALLS = 1 << 23  # Linux's BPF_MAX_LOOPS, above which bpf_loop fails
 _REMEMBERED = 8  # finished states compared per instruction; equal ones are found at any number
 
 _SHORTER = "make loops shorter, or limit what bounds them, as in if (n > 100) n = 100"
@@ -268,30 +267,20 @@ class Exploration:
         return None
 
     def _call_back(self, state: State, step: Step) -> State:
-        """bpf_loop: walk one call of its callback that stands for all. Gives the state after."""
-        _, turns, function, context, flags, _ = state.frame.registers[:6]
+        """Walk one call of a helper's callback that stands for all. Gives the state after."""
+        made = calls_of(self.setting, state, step)
         self.spent += calls.call(self.setting, self.recorder, state, step)
-        assert isinstance(turns, Scalar), "the call was checked"
-        assert isinstance(function, Pointer), "the call was checked"
-        most = S64.truncate(turns, 32).umax
-        if most > _MOST_CALLS:
-            raise Refusal(
-                "P4",
-                f"bpf_loop may call its callback {most} times, at most {_MOST_CALLS} are allowed",
-                hint="limit r1, as in if (n > 100) n = 100",
-            )
-        if not isinstance(flags, Scalar) or flags.constant() != 0:
-            raise Refusal("P2", "r4 of bpf_loop, its flags, must be 0")
         if len(state.frames) >= isa.MAX_CALL_DEPTH:
-            raise Refusal("P1", f"calls nest more than {isa.MAX_CALL_DEPTH} deep")
+            raise Refusal(
+                "P1", f"calls nest more than {isa.MAX_CALL_DEPTH} deep", hint="nest fewer functions"
+            )
         self.pc = step.following
         total = self.spent
-        if most:
-            arguments: list[Value] = [S64.from_range(0, most - 1), context, None, None, None]
-            state, worst = self._walk_callback(state, step, function.owner, arguments)
-            self._check_cost(self.node.total + total + most * weight(worst))
-            total += worst * most
-        state.frame.registers[0] = S64.from_range(0, most)
+        if made.most:
+            state, worst = self._walk_callback(state, step, made)
+            self._check_calls(step, self.node.total + total, made, worst)
+            total += worst * made.most
+        state.frame.registers[0] = made.result
         # What is before cannot be walked again, so ways are shown from here.
         node = Node(self.node, step.pc, total, ways=1, jumped=self.jumped)
         self._check_cost(node.total)
@@ -299,16 +288,27 @@ class Exploration:
         self.node, self.jumped, self.spent = node, None, NOTHING
         return state
 
-    def _walk_callback(
-        self, state: State, step: Step, start: int, arguments: list[Value]
-    ) -> tuple[State, int]:
+    def _check_calls(self, step: Step, before: int, made: Calls, worst: int) -> None:
+        """Refuse calls that alone bring the cost over its limit, naming them."""
+        limit = self.setting.limits.cost
+        if weight(before) + made.most * weight(worst) > limit:
+            raise Refusal(
+                "P4",
+                f"{made.helper} calls its callback up to {made.most} times, each up to "
+                f"{weight(worst)} instructions: the worst case is over {limit} a thread",
+                step.pc,
+                hint=f"{made.fewer}, or allow more (--cost-limit, Limits.cost)",
+            )
+
+    def _walk_callback(self, state: State, step: Step, made: Calls) -> tuple[State, int]:
         """The state that covers any number of calls, and what one costs at most."""
-        part = Part(len(state.frames) + 1, start, None)
+        part = Part(len(state.frames) + 1, made.start, None)
         live = self._live(state)
         wide = state.copy()
         for attempt in range(ROUNDS):
             first = wide.copy()
-            first.frames.append(Frame.entered(len(wide.frames), arguments, step.pc, start))
+            arguments = list(made.arguments)
+            first.frames.append(Frame.entered(len(wide.frames), arguments, step.pc, made.start))
             inner = self._inner(part, first)
             inner._run(first)
             self.processed = inner.processed

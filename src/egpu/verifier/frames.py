@@ -76,6 +76,10 @@ class Frames:
             found = frozenset(c for f in found for c in self.callers[f])
         return found
 
+    def owners(self, step: Step, levels: int) -> frozenset[int]:
+        """The functions whose frame is ``levels`` above the one that runs ``step``."""
+        return self._higher(self.structure.function_of[step.pc], levels)
+
     def written(self, step: Step) -> tuple[Place, ...]:
         """Stack bytes that an instruction other than a local call may write."""
         if step.kind in (Kind.STORE_IMM, Kind.STORE_REG, Kind.ATOMIC):

@@ -27,6 +27,9 @@ from egpu.verifier.state import (
 from egpu.verifier.structure import Step
 from egpu.verifier.verified import Region
 
+# Memory that ends with a call.
+_PASSING = {Region.STACK: "stack", Region.MAP_KEY: "map key"}
+
 
 def load(setting: Setting, recorder: Recorder, state: State, step: Step) -> None:
     """LDX, zero- or sign-extending."""
@@ -115,6 +118,11 @@ def _loaded_from_stack(
     return ANY[8 * size]
 
 
+def _is_caller(state: State, pointer: Pointer) -> bool:
+    """Whether ``pointer`` points into the frame of a function that waits."""
+    return pointer.region is Region.STACK and pointer.owner != len(state.frames) - 1
+
+
 def store(setting: Setting, recorder: Recorder, state: State, step: Step) -> None:
     """ST and STX."""
     registers = state.frame.registers
@@ -138,11 +146,11 @@ def store(setting: Setting, recorder: Recorder, state: State, step: Step) -> Non
             f"r{step.src} is a pointer and only stored in part or at a variable offset",
             hint="spill pointers with 8-byte stores at constant offsets",
         )
-    to_stack = isinstance(value, Pointer) and value.region is Region.STACK
-    if to_stack and pointer.owner != len(state.frames) - 1:
+    # The memory of a key ends with the call that got it, as that of a frame does.
+    if isinstance(value, Pointer) and value.region in _PASSING and _is_caller(state, pointer):
         raise Refusal(  # as in Linux, whichever of the two frames it points into
             "P9",
-            "a pointer to a stack is stored in the stack of a calling function",
+            f"a pointer to a {_PASSING[value.region]} is stored in the stack of a calling function",
             hint="give the function what it points to",
         )
     touch_stack(setting, recorder, state, pointer)

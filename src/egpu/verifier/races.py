@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from egpu.bpf.helpers import HELPERS, Arg
-from egpu.bpf.isa import CallSrc, Kind
+from egpu.bpf.isa import STACK_SIZE, CallSrc, Kind
 from egpu.bpf.maptypes import traits
 from egpu.verifier import linear, threads
 from egpu.verifier.control import Graph
@@ -128,9 +128,14 @@ class _Judge:
                 continue
             loads = flow.stored.get(step.pc, 0)
             if write.value:
-                loads = flow.pointed(step, write.value)
+                loads = flow.pointed(step, write.value, self._size(write))
             yield from self._judge(write, loads, _lost_text)
             yield from self._judge(write, flow.guard(step.pc) & ~loads, _guarded_text)
+
+    def _size(self, write: _Write) -> int:
+        """The most bytes that a helper takes from behind ``write.value``."""
+        index = write.target.map
+        return STACK_SIZE if index is None else self.setting.map(index).value_size
 
     def _judge(self, write: _Write, loads: int, text: _Text) -> Iterator[Refusal]:
         """Refuse a store that depends on what its own place held; gives warnings."""

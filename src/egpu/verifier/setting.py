@@ -102,7 +102,7 @@ class PrintSeen:
 
 
 # Regions that one instruction may reach on different ways: plain memory behind generic addresses.
-GENERIC = frozenset({Region.STACK, Region.MAP_VALUE, Region.RECORD, Region.MEMORY})
+GENERIC = frozenset({Region.STACK, Region.MAP_VALUE, Region.MAP_KEY, Region.RECORD, Region.MEMORY})
 
 
 @dataclass(slots=True)

@@ -42,6 +42,7 @@ class Region(enum.Enum):
     STACK = "stack"
     MAP_POINTER = "map_ptr"  # the map itself, as helpers take it
     MAP_VALUE = "map_value"
+    MAP_KEY = "map_key"  # a copy of an entry's key, as bpf_for_each_map_elem gives it
     FUNCTION = "function"  # code, as callbacks are given; Operand.value is its first pc
     RECORD = "record"  # memory reserved in a ring buffer
     MEMORY = "mem"  # the memory block of EXECUTOR
