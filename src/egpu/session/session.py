@@ -114,11 +114,14 @@ class Session:
     ) -> None:
         maps = verified[0].program.maps
         self._options = options
-        slots = _thread_slots() if options.thread_slots is None else options.thread_slots
         self._notes: list[str] = []
         assembler = self._make_assembler()
         self._arenas = Arenas(
-            maps, names, additive_maps(verified, maps), slots, assembler=assembler
+            maps,
+            names,
+            additive_maps(verified, maps),
+            thread_slots(options),
+            assembler=assembler,
         )
         self._verified = tuple(verified)
         self._cleanup = contextlib.ExitStack()
@@ -303,8 +306,13 @@ class Session:
         )
 
 
-def _thread_slots() -> int:
-    """The number in bpftime's variable, else its default. Raises InputError if it is none."""
+def thread_slots(options: Options) -> int:
+    """The option, else the number in bpftime's variable, else its default.
+
+    InputError if the variable is no number.
+    """
+    if options.thread_slots is not None:
+        return options.thread_slots
     text = os.environ.get(_THREAD_COUNT)
     if text is None:
         return THREAD_SLOTS
