@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from egpu.cli.extras import Extras, Shown, picture_file
+from egpu.cli.loader_run import run_loader
 from egpu.cli.output import (
     btf_option,
     cost_limit_option,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @click.command("run")
-@click.argument("program", metavar="TOOL|OBJECT")
+@click.argument("program", metavar="TOOL|OBJECT", required=False)
 @click.argument("workload", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED)
 @json_option
 @output_option
@@ -70,6 +71,11 @@ if TYPE_CHECKING:
     type=click.IntRange(1, (1 << 32) - 1),
     help="kernellat: measure 1 of N blocks, which costs less; launches are then not measured.",
 )
+@click.option(
+    "--loader",
+    metavar="COMMAND",
+    help="A program that uses libbpf, instead of TOOL|OBJECT: what it attaches is attached.",
+)
 @cost_limit_option
 @btf_option
 @click.option(
@@ -103,7 +109,7 @@ if TYPE_CHECKING:
 )
 def command(
     *,
-    program: str,
+    program: str | None,
     workload: tuple[str, ...],
     as_json: bool,
     output: Path | None,
@@ -118,6 +124,7 @@ def command(
     explain: bool,
     verbose: bool,
     perfetto: Path | None,
+    loader: str | None,
     cost_limit: int,
     btf: Path | None,
     print_limit: int,
@@ -131,12 +138,9 @@ def command(
 
     The ring records of an OBJECT are printed as they come, before its report.  With --json all
     of it is JSON Lines: one document a line, the report last.  A TOOL's --json is one document.
+
+    With --loader the loader shows its maps and records itself; see docs/bpftime.md.
     """
-    if not workload:
-        raise click.UsageError("no command to run: put it behind --")
-    tool, loaded = choose(program, btf)
-    if every is not None:
-        loaded = sampled(tool, loaded, every)
     from egpu.session import Options  # noqa: PLC0415
     from egpu.tools.registry import new_tool  # noqa: PLC0415
 
@@ -152,6 +156,16 @@ def command(
         cost_limit=cost_limit,
         print_limit=print_limit,
     )
+    if loader is not None and program is not None:  # the command is all that stands there
+        if every is not None or btf is not None:
+            raise click.UsageError("--every and --btf do not go with --loader")
+        with destination(output) as stream:
+            return run_loader(loader, (program, *workload), options, stream, as_json=as_json)
+    if program is None or not workload:
+        raise click.UsageError("no command to run: put it behind --")
+    tool, loaded = choose(program, btf)
+    if every is not None:
+        loaded = sampled(tool, loaded, every)
     extras = Extras(explain=explain, verbose=verbose)
     with destination(output) as stream, picture_file(tool, perfetto) as picture:
         if tool is None:

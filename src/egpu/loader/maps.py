@@ -6,9 +6,9 @@ Before the session there is what the loader wrote itself; then the session's vie
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from egpu.maps import HashView, MapView, ThreadView
 
 if TYPE_CHECKING:
     from egpu.session import Ring
+
+    View: TypeAlias = MapView | HashView | ThreadView | Ring
 
 _ANY, _NOEXIST, _EXIST = range(3)  # Linux uapi, BPF_ANY and its like
 _PADDING = bytes(8)
@@ -39,10 +41,16 @@ class LoaderMap:
     threads: int
     frozen: bool = False
     staged: dict[bytes, bytes] = field(default_factory=dict)
-    view: MapView | HashView | ThreadView | Ring | None = None
+    shown: Callable[[], View] | None = None  # the session's, which has new copies as they appear
     pending: list[bytes] = field(default_factory=list)  # records that did not fit an answer
     keys: list[bytes] = field(default_factory=list)  # the order that NEXT_KEY goes through
     _places: dict[bytes, int] = field(default_factory=dict)
+    _kept: dict[bytes, bytes] | None = None  # entries of the last snapshot
+
+    @property
+    def view(self) -> View | None:
+        """The session's view of the map as it is now, None before there is a session."""
+        return None if self.shown is None else self.shown()
 
     @property
     def user_size(self) -> int:
@@ -138,8 +146,9 @@ class LoaderMap:
         """Records that are there, oldest first of each SM: a u64 size, then bytes padded to 8."""
         from egpu.session import Ring  # noqa: PLC0415
 
-        if isinstance(self.view, Ring):
-            self.pending += _raw_records(self.view)
+        view = self.view
+        if isinstance(view, Ring):
+            self.pending += _raw_records(view)
         rows, size = [], 0
         while self.pending and size < most:
             record = self.pending.pop(0)
@@ -175,10 +184,20 @@ class LoaderMap:
                 return view.copies()[-1].raw(index) if view.copies() else empty
         return empty
 
+    def forget(self) -> None:
+        """There is a new snapshot."""
+        self._kept = None
+
     def _entries(self) -> dict[bytes, bytes]:
-        if not isinstance(self.view, HashView) or not self.view.copies():
+        if self._kept is None or self.shown is None:
+            self._kept = self._read_entries()
+        return self._kept
+
+    def _read_entries(self) -> dict[bytes, bytes]:
+        view = self.view
+        if not isinstance(view, HashView) or not view.copies():
             return self.staged
-        last = self.view.copies()[-1]
+        last = view.copies()[-1]
         if traits(self.spec.type).per_sm:
             return {key: self._by_cpu(values) for key, values in last.parts().items()}
         return {key: _bytes(value) for key, value in last.to_dict().items()}

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from egpu.bpf.program import Object
@@ -74,8 +75,9 @@ class LoaderServer:
         """From now on ``maps`` are those of ``session``, which has them in this order."""
         with self._lock:
             self._session = session
-            for each, view in zip(maps, session.maps.values(), strict=True):
-                each.view = view
+            for each, name in zip(maps, session.maps, strict=True):
+                each.shown = partial(session.maps.__getitem__, name)
+                each.forget()
 
     def close(self) -> None:
         """Stop answering.  May be called twice."""
@@ -224,6 +226,8 @@ class LoaderServer:
         now = time.monotonic()
         if self._session is not None and now - self._snapshot_at > _FRESH_S:
             self._session.snapshot()
+            for each in self._maps.values():
+                each.forget()
             self._snapshot_at = time.monotonic()
 
     def _number(self) -> int:
