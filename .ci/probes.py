@@ -14,7 +14,7 @@ from pathlib import Path
 from egpu.tools.build import compile_source, essence
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("tests/gpu/probes", "bench/probes")
+FOLDERS = ("tests/gpu/probes", "bench/probes", "tests/bpftime/programs")
 
 
 def is_stale(source: Path, target: Path) -> bool:

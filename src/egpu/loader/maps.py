@@ -6,15 +6,17 @@ Before the session there is what the loader wrote itself; then the session's vie
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from egpu.bpf.maptypes import traits
 from egpu.bpf.program import MapSpec
-from egpu.maps import HashView, MapView, ThreadView
+from egpu.errors import MapError
+from egpu.maps import Changes, HashView, MapView, ThreadView, UpdateFlag
 
 if TYPE_CHECKING:
     from egpu.session import Ring
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     View: TypeAlias = MapView | HashView | ThreadView | Ring
 
 _ANY, _NOEXIST, _EXIST = range(3)  # Linux uapi, BPF_ANY and its like
+_RDONLY_PROG = 1 << 7  # BPF_F_RDONLY_PROG
 _PADDING = bytes(8)
 
 
@@ -66,21 +69,17 @@ class LoaderMap:
         return self.spec.value_size
 
     @property
-    def initial(self) -> bytes | None:
-        """What an array begins with: every element, 8 bytes aligned; None if nothing was written.
+    def known(self) -> MapSpec:
+        """The map with its contents, if programs cannot change them (.rodata)."""
+        if not self.spec.flags & _RDONLY_PROG or not self.frozen or self.spec.max_entries != 1:
+            return self.spec
+        return replace(self.spec, read_only=True, initial=self.staged.get(bytes(4)))
 
-        OSError for contents that cannot be there when a session begins.
-        """
-        if not self.staged:
-            return None
-        kind = traits(self.spec.type)
-        if not kind.indexed or kind.per_sm or kind.per_thread:
-            return None
-        stride = -(-self.spec.value_size // 8) * 8
-        data = bytearray(stride * (1 + max(map(_index, self.staged))))
-        for key, value in self.staged.items():
-            data[_index(key) * stride : _index(key) * stride + len(value)] = value
-        return bytes(data)
+    def fill(self, view: View) -> None:
+        """Give the session what was written so far; MapError if it cannot be."""
+        if isinstance(view, Changes) and not (self.known.read_only):
+            for key, value in self.staged.items():
+                view.update(*self._changed(key, value))
 
     def lookup(self, key: bytes) -> bytes:
         """The value of ``key``; OSError ENOENT if there is none."""
@@ -123,11 +122,13 @@ class LoaderMap:
             self._checked(key, errno.E2BIG)
             if flag == _NOEXIST:
                 raise OSError(errno.EEXIST, "elements of arrays are always there")
-        if self.view is not None:
-            raise OSError(
-                errno.EOPNOTSUPP, f"map {self.spec.name} is written after the workload has started"
-            )
-        self._stage(key, value, flag)
+        view = self.view
+        if isinstance(view, Changes):
+            with _linux_errors():
+                view.update(*self._changed(key, value), UpdateFlag(flag))
+            self.forget()
+        else:
+            self._stage(key, value, flag)
 
     def delete(self, key: bytes) -> None:
         """Delete a key; EINVAL for an array."""
@@ -135,11 +136,12 @@ class LoaderMap:
             raise OSError(errno.EINVAL, "elements of arrays cannot be deleted")
         if self.frozen:
             raise OSError(errno.EPERM, f"map {self.spec.name} is frozen")
-        if self.view is not None:
-            raise OSError(
-                errno.EOPNOTSUPP, f"map {self.spec.name} is written after the workload has started"
-            )
-        if self.staged.pop(key, None) is None:
+        view = self.view
+        if isinstance(view, Changes):
+            with _linux_errors():
+                view.delete(key)
+            self.forget()
+        elif self.staged.pop(key, None) is None:
             raise OSError(errno.ENOENT, "no such key")
 
     def records(self, most: int) -> bytes:
@@ -155,6 +157,17 @@ class LoaderMap:
             rows += [len(record).to_bytes(8, "little"), record, _PADDING[: -len(record) % 8]]
             size += 16 + len(record)
         return b"".join(rows)
+
+    def _changed(self, key: bytes, value: bytes) -> tuple[int | bytes, bytes | tuple[bytes, ...]]:
+        """Key and value as views take them.  Of a per-SM map that is the total."""
+        kind, size = traits(self.spec.type), self.spec.value_size
+        name: int | bytes = _index(key) if kind.indexed else key
+        if kind.per_thread:
+            return name, tuple(value[at : at + size] for at in range(0, len(value), size))
+        if kind.per_sm:
+            rows = np.frombuffer(value, np.uint64).reshape(possible_cpus(), -1)
+            return name, rows.sum(axis=0, dtype=np.uint64).tobytes()[:size]
+        return name, value
 
     def _checked(self, key: bytes, number: int) -> int:
         index = _index(key)
@@ -215,6 +228,14 @@ class LoaderMap:
 def _raw_records(ring: Ring) -> Iterable[bytes]:
     for record in ring:
         yield _bytes(record)
+
+
+@contextmanager
+def _linux_errors() -> Iterator[None]:
+    try:
+        yield
+    except MapError as error:
+        raise OSError(error.errno, str(error)) from error
 
 
 def _bytes(value: object) -> bytes:

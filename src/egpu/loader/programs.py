@@ -113,17 +113,17 @@ def place_of(program: LoadedProgram, place: str, *, leaving: bool) -> tuple[Atta
 
 
 def collect(
-    programs: Iterable[LoadedProgram], maps: dict[int, MapSpec], contents: dict[int, bytes | None]
+    programs: Iterable[LoadedProgram], maps: dict[int, MapSpec]
 ) -> tuple[Object, tuple[int, ...]]:
     """The attached ``programs`` as one object, and the numbers of its maps in their order.
 
-    ``contents`` are what the loader wrote into arrays.  InputError if nothing is attached.
+    InputError if nothing is attached.
     """
     attached = [each for each in programs if each.points]
     if not attached:
         raise InputError("the loader attached no program to a kernel")
     numbers = tuple(dict.fromkeys(number for each in attached for number in each.numbers))
-    specs = tuple(replace(maps[number], initial=contents.get(number)) for number in numbers)
+    specs = tuple(maps[number] for number in numbers)
     made = tuple(_program(each, numbers, specs) for each in attached)
     return Object("loader", made, specs), numbers
 

@@ -16,6 +16,7 @@ from egpu import session
 from egpu.errors import AgentError, InputError
 from egpu.loader.server import LoaderServer
 from egpu.session import Options, Session
+from egpu.session.arenas import Maps
 from egpu.session.session import thread_slots
 from egpu.sim import private_folder
 
@@ -113,6 +114,11 @@ def run_attached(loader: Loader, argv: Sequence[str], options: Options) -> Sessi
     """
     loader.wait_attached()
     made, maps = loader.server.collected()
-    running = session.run(argv, programs=made, options=options)
+
+    def fill(views: Maps) -> None:
+        for each, view in zip(maps, views.values(), strict=True):
+            each.fill(view)
+
+    running = session.run(argv, programs=made, options=options, prepare=fill)
     loader.server.bind(running, maps)
     return running

@@ -66,9 +66,8 @@ class LoaderServer:
     def collected(self) -> tuple[Object, tuple[LoaderMap, ...]]:
         """What is attached, with the maps in their order; InputError if nothing is."""
         with self._lock:
-            contents = {number: each.initial for number, each in self._maps.items()}
-            specs = {number: each.spec for number, each in self._maps.items()}
-            made, numbers = collect(self._programs.values(), specs, contents)
+            specs = {number: each.known for number, each in self._maps.items()}
+            made, numbers = collect(self._programs.values(), specs)
             return made, tuple(self._maps[number] for number in numbers)
 
     def bind(self, session: Session, maps: tuple[LoaderMap, ...]) -> None:
@@ -146,7 +145,7 @@ class LoaderServer:
         if request.a != PROG_TYPE_KPROBE:
             return 0, b""  # how libbpf finds out what a kernel can do; nothing attaches it
         name = payload[: wire.NAME_SIZE].rstrip(b"\0").decode("utf-8", "replace")
-        specs = {number: each.spec for number, each in self._maps.items()}
+        specs = {number: each.known for number, each in self._maps.items()}
         number = self._number()
         self._programs[number] = load_program(name, payload[wire.NAME_SIZE :], specs)
         return number, b""

@@ -1,5 +1,5 @@
 /* 12, the shape of atomizer: only the blocks of one partition run, the others end at once. */
-#include "common.h"
+#include "examples.h"
 
 static long (*end_thread)(void) = (void *)507;
 

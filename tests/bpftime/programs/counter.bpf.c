@@ -1,5 +1,5 @@
 /* 1, the shape of cuda-counter: calls and time of each process, every thread. */
-#include "common.h"
+#include "examples.h"
 
 MAP(start_ts, BPF_MAP_TYPE_HASH, 1024);
 MAP(total_time_ns, BPF_MAP_TYPE_HASH, 1024);

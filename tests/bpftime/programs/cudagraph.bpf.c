@@ -1,5 +1,5 @@
 /* 2, the shape of cudagraph: launches, plain or replayed, by their first thread. */
-#include "common.h"
+#include "examples.h"
 
 MAP(start_ts, BPF_MAP_TYPE_HASH, 1024);
 MAP(total_time_ns, BPF_MAP_TYPE_HASH, 1024);

@@ -1,6 +1,6 @@
 /* 16, the shape of the cutlass example: launches of a kernel with a long name, by their first
  * thread. */
-#include "common.h"
+#include "examples.h"
 
 MAP(cutlass_call_count, 1503, 1);
 

@@ -1,5 +1,5 @@
 /* 15, the shape of directly_run_on_gpu: programs that are kernels themselves. */
-#include "common.h"
+#include "examples.h"
 
 #define TABLE(name, entries, kind)                                                                 \
 	struct {                                                                                   \

@@ -1,5 +1,5 @@
 /* 17, the shape of faiss-test: a count for each thread. */
-#include "common.h"
+#include "examples.h"
 
 MAP(call_count, 1502, 1);
 

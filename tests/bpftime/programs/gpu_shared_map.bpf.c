@@ -1,5 +1,5 @@
 /* 9, the shape of gpu_shared_map: one counter of all threads, and a hash by process. */
-#include "common.h"
+#include "examples.h"
 
 MAP(counter, 1503, 1);
 MAP(counter_per_thread, 1501, 2);

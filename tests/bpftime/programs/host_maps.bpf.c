@@ -1,5 +1,5 @@
 /* 10, the shape of host_map_test: maps in host memory, each thread its own key or slot. */
-#include "common.h"
+#include "examples.h"
 
 MAP(perthread_counter, 1512, 10);
 MAP(shared_counter, 1513, 10);

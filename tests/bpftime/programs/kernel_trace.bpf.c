@@ -1,5 +1,5 @@
 /* 3, the shape of kernel_trace: one record of 56 bytes for each launch, from its first thread. */
-#include "common.h"
+#include "examples.h"
 
 struct event {
 	struct xyz block, thread;

@@ -1,5 +1,5 @@
 /* 4, the shape of kernelretsnoop: a record from each thread, smaller than the map's value. */
-#include "common.h"
+#include "examples.h"
 
 struct big {
 	char bytes[1024];

@@ -1,6 +1,6 @@
 /* 7, the shape of launchlate: time from the call to the kernel's start, in bins of
  * powers of ten. */
-#include "common.h"
+#include "examples.h"
 
 #define TABLE(name, kind, entries)                                                                 \
 	struct {                                                                                   \

@@ -1,6 +1,6 @@
 /* 8, the shape of launchlate-kernel-gpu-shared-map: time from the call to the kernel's start, in bins of
  * powers of ten. */
-#include "common.h"
+#include "examples.h"
 
 #define TABLE(name, kind, entries)                                                                 \
 	struct {                                                                                   \

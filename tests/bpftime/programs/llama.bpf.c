@@ -1,5 +1,5 @@
 /* 18, the shape of llama-cpp-test: a count for each thread. */
-#include "common.h"
+#include "examples.h"
 
 MAP(call_count, 1502, 1);
 

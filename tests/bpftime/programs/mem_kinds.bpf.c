@@ -1,5 +1,5 @@
 /* Ours: what the text of the instruction tells, by its first letters. */
-#include "common.h"
+#include "examples.h"
 
 MAP(kinds, 1503, 4); /* loads of parameters, other loads, stores, all else */
 

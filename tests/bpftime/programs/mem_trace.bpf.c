@@ -1,5 +1,5 @@
 /* 11, the shape of mem_trace: every load and store of every kernel. */
-#include "common.h"
+#include "examples.h"
 
 MAP(counter, 1503, 4);
 

@@ -1,5 +1,5 @@
 /* 19, the shape of pytorch-test: a count for each thread. */
-#include "common.h"
+#include "examples.h"
 
 MAP(call_count, 1502, 1);
 

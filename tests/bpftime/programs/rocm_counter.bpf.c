@@ -1,5 +1,5 @@
 /* 20, the shape of rocm-counter: names without cuda__, compiled and verified only. */
-#include "common.h"
+#include "examples.h"
 
 MAP(start_ts, BPF_MAP_TYPE_HASH, 1024);
 MAP(total_time_ns, BPF_MAP_TYPE_HASH, 1024);

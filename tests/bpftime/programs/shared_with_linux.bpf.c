@@ -1,5 +1,5 @@
 /* 6, the shape of threadhist-gpu-kernel-shared-map: one map of the GPU and of Linux. */
-#include "common.h"
+#include "examples.h"
 
 struct {
 	__uint(type, 1504);

@@ -1,5 +1,5 @@
 /* 5, the shape of threadhist: a count for each thread. */
-#include "common.h"
+#include "examples.h"
 
 MAP(call_count, 1502, 1);
 

@@ -1,5 +1,5 @@
 /* 13, the shape of threadscheduling: where each thread ran. */
-#include "common.h"
+#include "examples.h"
 
 struct where {
 	struct xyz block, thread;

@@ -1,5 +1,5 @@
 /* 14, the shape of threadscheduling_dynamic_hook: where each thread ran. */
-#include "common.h"
+#include "examples.h"
 
 struct where {
 	struct xyz block, thread;

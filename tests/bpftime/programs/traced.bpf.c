@@ -1,5 +1,5 @@
 /* Ours: bpftime's trace stub, which an entry probe takes the place of; a 3-D launch by name list. */
-#include "common.h"
+#include "examples.h"
 
 MAP(calls, 1503, 2);
 
