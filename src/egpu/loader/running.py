@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from egpu import session
@@ -119,6 +120,8 @@ def run_attached(loader: Loader, argv: Sequence[str], options: Options) -> Sessi
         for each, view in zip(maps, views.values(), strict=True):
             each.fill(view)
 
+    # A loader may delete whenever it likes.
+    options = replace(options, map_deletions=True)
     running = session.run(argv, programs=made, options=options, prepare=fill)
     loader.server.bind(running, maps)
     return running
