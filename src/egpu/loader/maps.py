@@ -70,16 +70,29 @@ class LoaderMap:
 
     @property
     def known(self) -> MapSpec:
-        """The map with its contents, if programs cannot change them (.rodata)."""
-        if not self.spec.flags & _RDONLY_PROG or not self.frozen or self.spec.max_entries != 1:
+        """The map as a session begins with it: with its contents if it is an array, which are known
+        to the verifier if programs cannot change them (.rodata)."""
+        if not self.staged or not self._plain:
             return self.spec
-        return replace(self.spec, read_only=True, initial=self.staged.get(bytes(4)))
+        constant = bool(self.spec.flags & _RDONLY_PROG) and self.frozen
+        stride = -(-self.spec.value_size // 8) * 8
+        data = bytearray(stride * (1 + max(map(_index, self.staged))))
+        for key, value in self.staged.items():
+            data[_index(key) * stride : _index(key) * stride + len(value)] = value
+        return replace(self.spec, read_only=constant, initial=bytes(data))
 
-    def fill(self, view: View) -> None:
-        """Give the session what was written so far; MapError if it cannot be."""
-        if isinstance(view, Changes) and not (self.known.read_only):
+    def fill(self) -> None:
+        """Give the session what was written before it began, where ``known`` has it not; MapError
+        if it cannot be."""
+        view = self.view
+        if isinstance(view, Changes) and not self._plain:
             for key, value in self.staged.items():
                 view.update(*self._changed(key, value))
+
+    @property
+    def _plain(self) -> bool:
+        kind = traits(self.spec.type)
+        return kind.indexed and not kind.per_sm and not kind.per_thread
 
     def lookup(self, key: bytes) -> bytes:
         """The value of ``key``; OSError ENOENT if there is none."""

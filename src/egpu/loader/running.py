@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from egpu import session
+from egpu.bpf.maptypes import THREAD_SLOTS
 from egpu.errors import AgentError, InputError
 from egpu.loader.server import LoaderServer
 from egpu.session import Options, Session
-from egpu.session.arenas import Maps
-from egpu.session.session import thread_slots
 from egpu.sim import private_folder
 
 LIBRARY_NAME = "libegpu_loader.so"
@@ -26,6 +25,14 @@ SOCKET_VARIABLE = "EGPU_LOADER_SOCKET"
 _ATTACH_S = 60.0  # for a loader to attach something
 _LOOK_S = 0.01
 _INTERRUPTED_S = 5.0  # for a loader to end once it was asked to
+
+
+def thread_slots(options: Options) -> int:
+    """Slots of per-thread maps, as the session has them (which refuses what is no number)."""
+    text = os.environ.get("BPFTIME_MAP_GPU_THREAD_COUNT", "")
+    if options.thread_slots is not None:
+        return options.thread_slots
+    return int(text) if text.isascii() and text.isdigit() else THREAD_SLOTS
 
 
 def loader_library() -> Path:
@@ -115,13 +122,8 @@ def run_attached(loader: Loader, argv: Sequence[str], options: Options) -> Sessi
     """
     loader.wait_attached()
     made, maps = loader.server.collected()
-
-    def fill(views: Maps) -> None:
-        for each, view in zip(maps, views.values(), strict=True):
-            each.fill(view)
-
     # A loader may delete whenever it likes.
     options = replace(options, map_deletions=True)
-    running = session.run(argv, programs=made, options=options, prepare=fill)
+    running = session.run(argv, programs=made, options=options)
     loader.server.bind(running, maps)
     return running

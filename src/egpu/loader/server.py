@@ -77,6 +77,7 @@ class LoaderServer:
             for each, name in zip(maps, session.maps, strict=True):
                 each.shown = partial(session.maps.__getitem__, name)
                 each.forget()
+                each.fill()
 
     def close(self) -> None:
         """Stop answering.  May be called twice."""

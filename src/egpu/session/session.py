@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -111,18 +111,14 @@ class Session:
         verified: Sequence[VerifiedProgram],
         names: Sequence[str],
         options: Options,
-        prepare: Callable[[Maps], None] | None = None,
     ) -> None:
         maps = verified[0].program.maps
         self._options = options
+        slots = _thread_slots() if options.thread_slots is None else options.thread_slots
         self._notes: list[str] = []
         assembler = self._make_assembler()
         self._arenas = Arenas(
-            maps,
-            names,
-            additive_maps(verified, maps),
-            thread_slots(options),
-            assembler=assembler,
+            maps, names, additive_maps(verified, maps), slots, assembler=assembler
         )
         self._verified = tuple(verified)
         self._cleanup = contextlib.ExitStack()
@@ -141,7 +137,7 @@ class Session:
             self._arenas,
         )
         try:
-            self._start(argv, prepare)
+            self._start(argv)
         except BaseException:
             self._cleanup.close()
             raise
@@ -277,7 +273,7 @@ class Session:
             self._notes.append("no ptxas found: the driver's own compiler assembles the twins")
         return Assembler(ptxas)
 
-    def _start(self, argv: Sequence[str], prepare: Callable[[Maps], None] | None) -> None:
+    def _start(self, argv: Sequence[str]) -> None:
         folder = private_folder("egpu-")
         self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         self._cleanup.callback(self._arenas.close)
@@ -292,11 +288,9 @@ class Session:
             snapshot_period_s=self._options.snapshot_period_s,
         )
         self._cleanup.callback(self._server.close)
-        self._maps = self._arenas.views()
-        if prepare is not None:
-            prepare(self._maps)
         self._arenas.refresh = self._server.snapshot
         self._arenas.ended = lambda: not self.running()
+        self._maps = self._arenas.views()
         self._prints = Prints(
             self._maps.print_ring(),
             print_calls(self._verified),
@@ -309,13 +303,8 @@ class Session:
         )
 
 
-def thread_slots(options: Options) -> int:
-    """The option, else the number in bpftime's variable, else its default.
-
-    InputError if the variable is no number.
-    """
-    if options.thread_slots is not None:
-        return options.thread_slots
+def _thread_slots() -> int:
+    """The number in bpftime's variable, else its default. Raises InputError if it is none."""
     text = os.environ.get(_THREAD_COUNT)
     if text is None:
         return THREAD_SLOTS
@@ -349,13 +338,11 @@ def run(
     *,
     programs: Object | str | Path | Sequence[Object | str | Path],
     options: Options | None = None,
-    prepare: Callable[[Maps], None] | None = None,
 ) -> Session:
     """Start ``argv`` with the programs of ``programs`` (objects or paths of them) attached.
 
-    Everything is read and verified before the workload starts; ``prepare`` may fill the maps then.
-    Raises InputError (VerifierError for a program that was refused), UnsupportedError, or OSError
-    if the command cannot be started.
+    Everything is read and verified before the workload starts.  Raises InputError (VerifierError
+    for a program that was refused), UnsupportedError, or OSError if the command cannot be started.
     """
     if not argv:
         raise InputError("no command to run", hint="put it behind --", usage=True)
@@ -367,7 +354,7 @@ def run(
         collection = collection.with_deletions()
     limits = Limits(cost=options.cost_limit)
     verified = [verify(program, limits=limits) for program in collection.programs]
-    return Session(argv, verified, collection.names, options, prepare)
+    return Session(argv, verified, collection.names, options)
 
 
 def _refuse_unproven_maps(collection: Collection, options: Options) -> None:
