@@ -117,3 +117,31 @@ def wrong_per_thread(
     if counted != past:
         wrong.append(f"threads beyond the slots: {counted}, expected {past}")
     return wrong
+
+
+def _values(rows: Sequence[Mapping], count: int) -> list[int]:
+    """The values of an array by key."""
+    found = {row["key"]: row["value"] for row in rows}
+    return [found.get(key, 0) for key in range(count)]
+
+
+def wrong_callbacks(maps: Mapping[str, Sequence[Mapping]], threads: int) -> list[str]:
+    """What differs in the maps of probes/callbacks.bpf.c."""
+    facts = {
+        "threads, turns, keys, wrong results": (
+            _values(maps["results"], 4),
+            [threads, 36 * threads, 20 * threads, 0],
+        ),
+        "values per SM": (_values(maps["per_sm"], 5), [threads * (key + 1) for key in range(5)]),
+    }
+    return [f"{n}: {found}, expected {want}" for n, (found, want) in facts.items() if found != want]
+
+
+def wrong_walks(maps: Mapping[str, Sequence[Mapping]], blocks: int) -> list[str]:
+    """What differs in the maps of probes/callbacks_hash.bpf.c."""
+    found, want = _values(maps["results"], 4), [blocks, blocks, 0, 0]
+    wrong = [] if found == want else [f"walks, whole, torn, too long: {found}, expected {want}"]
+    for row in maps["table"]:
+        if row["value"] != {"first": 3 * row["key"], "second": 3 * row["key"]}:
+            wrong.append(f"entry {row}")
+    return wrong

@@ -58,6 +58,7 @@ def run_check(check, built) -> dict:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     # These import egpu, whose native parts build() makes.
+    import checks_callbacks  # noqa: PLC0415
     import checks_counts  # noqa: PLC0415
     import checks_failures  # noqa: PLC0415
     import checks_helpers  # noqa: PLC0415
@@ -75,6 +76,7 @@ def main(arguments: list[str]) -> int:
         checks_counts,
         checks_sass,
         checks_maps,
+        checks_callbacks,
         checks_host_maps,
         checks_helpers,
         checks_failures,

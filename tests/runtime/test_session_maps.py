@@ -8,7 +8,7 @@ import pytest
 from test_runtime_cli import ROOT, egpu, pytestmark, workload
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
-from map_totals import wrong_per_thread, wrong_totals
+from map_totals import wrong_callbacks, wrong_per_thread, wrong_totals, wrong_walks
 
 from egpu.bpf import isa
 from egpu.bpf.object import read_object
@@ -48,6 +48,21 @@ def test_totals_of_an_object_for_the_first_processor(tmp_path):
 
 def read(path):
     return read_object(path.read_bytes(), path.name)
+
+
+@pytest.mark.parametrize("size", [5000, 4097])
+def test_callbacks(size):
+    """The device checks' programs with callbacks, by all threads of five kernels."""
+    probes = ROOT / "tests" / "gpu" / "probes"
+    for name, wrong, unit in (
+        ("callbacks", wrong_callbacks, "threads"),
+        ("callbacks_hash", wrong_walks, "blocks"),
+    ):
+        program = probes / f"{name}.bpf.o"
+        done = egpu("run", program, "--sim", "--json", "--", *workload(launches=1, size=size))
+        assert done.returncode == 0, done.stderr
+        totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
+        assert wrong(report["maps"], sum(row[unit] for row in totals["kernels"].values())) == []
 
 
 def test_text_shows_entries_and_refusals():
