@@ -14,6 +14,7 @@ from egpu.errors import EgpuError, InputError
 from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
 
 if TYPE_CHECKING:
+    from egpu.cli.why import Trier
     from egpu.image import KernelInfo, Member
     from egpu.image.ptx.syntax import Block, Module
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 _EM_CUDA = "EM_CUDA"
 _ELF = b"\x7fELF"
+DEFAULT_PROGRAM = "kernelcount"
 _EXITS = frozenset({"ret", "exit"})
 
 
@@ -34,22 +36,56 @@ class Sites:
 
 @click.command("inspect")
 @click.argument("image", type=click.Path(path_type=Path))
+@click.option(
+    "--why",
+    metavar="[PROGRAM]",
+    is_flag=False,
+    flag_value=DEFAULT_PROGRAM,
+    help="Try to put PROGRAM's probes (a tool or an object; kernelcount) into each kernel: by "
+    "PTX, by machine code, or why not.",
+)
+@click.option("--kernels", metavar="GLOB", default="", help="Try only kernels whose name matches.")
+@click.option("-v", "--verbose", is_flag=True, help="Give kernel names in full.")
 @json_option
 @output_option
-def command(*, image: Path, as_json: bool, output: Path | None) -> None:
+def command(
+    *,
+    image: Path,
+    why: str | None,
+    kernels: str,
+    verbose: bool,
+    as_json: bool,
+    output: Path | None,
+) -> None:
     """Show kernels and probe sites of an image or program.
 
     IMAGE is PTX text, a cubin, a fatbin, or an executable or shared object that holds fatbins.
     """
     from egpu.cli.output import destination  # noqa: PLC0415
 
-    report = inspect_file(image)
+    if kernels and why is None:
+        raise click.UsageError("--kernels says which kernels --why tries")
+    report = inspect_file(image, _trier(why, kernels), verbose=verbose)
     with destination(output) as stream:
         write_report(report, stream, as_json=as_json)
 
 
-def inspect_file(path: Path) -> Report:
-    """What ``path`` holds; InputError if it is no image and holds none."""
+def _trier(why: str | None, kernels: str) -> Trier | None:
+    if why is None:
+        return None
+    from egpu.cli.run import choose  # noqa: PLC0415
+    from egpu.cli.why import Trier  # noqa: PLC0415
+    from egpu.session.trial import Trials  # noqa: PLC0415
+
+    _, loaded = choose(why)
+    return Trier(Trials([loaded], kernels=kernels))
+
+
+def inspect_file(path: Path, trier: Trier | None = None, *, verbose: bool = False) -> Report:
+    """What ``path`` holds; InputError if it is no image and holds none.
+
+    With ``trier`` also whether its kernels can be probed; ``verbose``: names in full.
+    """
     from egpu.image import open_image  # noqa: PLC0415
 
     data = read_file(path)
@@ -60,7 +96,8 @@ def inspect_file(path: Path) -> Report:
     parts: list[Part] = [
         Paragraph(f"{path.name}: {image.kind.value} with {len(image.members)} members")
     ]
-    members = [_member(member, parts) for member in image.members]
+    shown = _Shown(trier, verbose)
+    members = [shown.member(member, parts) for member in image.members]
     data_out = {"file": str(path), "kind": image.kind.value, "digest": image.digest}
     return Report("inspect/1", tuple(parts), data_out | {"members": members})
 
@@ -91,31 +128,57 @@ def _fatbins(data: bytes) -> bytes:
     return b"".join(found)
 
 
-def _member(member: Member, parts: list[Part]) -> dict[str, object]:
-    """Describe one member: adds to ``parts`` and gives its JSON."""
-    from egpu.image import list_kernels  # noqa: PLC0415
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """How members are shown: with trials or without, names short or in full."""
 
-    prefix = "compute" if member.kind.value == "ptx" else "sm"
-    arch = f"{prefix}_{member.arch}{member.suffix}"
-    data: dict[str, object] = {
-        "kind": member.kind.value,
-        "arch": arch,
-        "compression": member.compression,
-        "stored_size": len(member.data),
-        "size": member.size,
-        "error": None,
-        "kernels": [],
-    }
-    title = f"{member.kind.value} {arch}, {member.compression}, {len(member.data):,} bytes"
-    try:
-        kernels = list_kernels(member)
-        sites = _sites_of(member)
-    except EgpuError as error:  # one bad member must not hide the others
-        parts += [Paragraph(title), Paragraph(str(error), Weight.WARNING)]
-        return data | {"error": str(error)}
-    rows = [_kernel(kernel, sites.get(kernel.name)) for kernel in kernels]
-    parts.append(_table(title, rows))
-    return data | {"kernels": rows}
+    trier: Trier | None
+    verbose: bool
+
+    def member(self, member: Member, parts: list[Part]) -> dict[str, object]:
+        """Describe one member: adds to ``parts`` and gives its JSON."""
+        from egpu.image import kept_ptx, list_kernels  # noqa: PLC0415
+
+        prefix = "compute" if member.kind.value == "ptx" else "sm"
+        arch = f"{prefix}_{member.arch}{member.suffix}"
+        data: dict[str, object] = {
+            "kind": member.kind.value,
+            "arch": arch,
+            "compression": member.compression,
+            "stored_size": len(member.data),
+            "size": member.size,
+            "kept_ptx": False,
+            "error": None,
+            "kernels": [],
+        }
+        title = f"{member.kind.value} {arch}, {member.compression}, {len(member.data):,} bytes"
+        try:
+            kernels = list_kernels(member)
+            kept = kept_ptx(member)
+            sites: dict[str, Sites] = {}
+            for text in kept or (member,):
+                sites |= _sites_of(text)
+        except EgpuError as error:  # one bad member must not hide the others
+            parts += [Paragraph(title), Paragraph(str(error), Weight.WARNING)]
+            return data | {"error": str(error)}
+        if kept:
+            title += ", keeps its PTX text"
+        rows = [_kernel(kernel, sites.get(kernel.name)) for kernel in kernels]
+        names = self.names(rows)
+        for row, name in zip(rows, names, strict=True):
+            row["short_name"] = name
+        parts.append(_table(title, rows, names))
+        if self.trier is not None:
+            trials = self.trier.tried(member, kernels, names, parts)
+            for row, trial in zip(rows, trials, strict=True):
+                row["why"] = trial
+        return data | {"kept_ptx": bool(kept), "kernels": rows}
+
+    def names(self, rows: list[dict[str, object]]) -> tuple[str, ...]:
+        from egpu.tools.names import display_names  # noqa: PLC0415
+
+        full = [str(row["demangled"]) for row in rows]
+        return tuple(full) if self.verbose else display_names(full)
 
 
 def _kernel(kernel: KernelInfo, sites: Sites | None) -> dict[str, object]:
@@ -134,7 +197,7 @@ def _kernel(kernel: KernelInfo, sites: Sites | None) -> dict[str, object]:
     }
 
 
-def _table(title: str, rows: list[dict[str, object]]) -> Table:
+def _table(title: str, rows: list[dict[str, object]], names: tuple[str, ...]) -> Table:
     columns = (
         Column("KERNEL", Align.LEFT, may_shorten=True),
         Column("PARAMS"),
@@ -143,16 +206,17 @@ def _table(title: str, rows: list[dict[str, object]]) -> Table:
         Column("SHARED"),
         Column("EXITS"),
     )
-    return Table(title, columns, tuple(_cells(row) for row in rows))
+    cells = tuple(_cells(row, name) for row, name in zip(rows, names, strict=True))
+    return Table(title, columns, cells)
 
 
-def _cells(row: dict[str, object]) -> tuple[str, ...]:
+def _cells(row: dict[str, object], name: str) -> tuple[str, ...]:
     parameters = row["parameters"]
     assert isinstance(parameters, list)
     size = max((offset + length for offset, length in parameters), default=0)
     shown = [row["registers"], row["shared"], row["exit_sites"]]
     return (
-        str(row["demangled"]),
+        name,
         str(len(parameters)),
         str(size),
         *("-" if value is None else str(value) for value in shown),
