@@ -58,8 +58,8 @@ static void loaded(void *handle, bool library, const void *image, const char *pa
             module->source = EGPU_SOURCE_FILE;
             module->size = (uint64_t)status.st_size;
         }
-    } else if (module != NULL && atomic_load(&egpu.phase) == PHASE_LIVE) {
-        egpu_image_reference(module, image);
+    } else if (module != NULL && egpu_mine() && egpu_wire_descriptor() >= 0) {
+        egpu_image_reference(module, image); /* detached too: links may come later */
     }
     if (module != NULL) {
         egpu_add(&egpu.stats->images, 1);

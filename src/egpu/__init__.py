@@ -15,6 +15,7 @@ from egpu.errors import (
     EgpuError,
     InputError,
     InternalError,
+    MapError,
     UnsupportedError,
     VerifierError,
 )
@@ -22,13 +23,18 @@ from egpu.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from egpu.bpf.object import read_object
-    from egpu.session import Options, Session, run
+    from egpu.maps import UpdateFlag
+    from egpu.session import Globals, Link, Object, Options, Session, run
     from egpu.verifier import Policy, verify
 
 _LAZY = {
+    "Globals": "egpu.session",
+    "Link": "egpu.session",
+    "Object": "egpu.session",
     "Options": "egpu.session",
     "Policy": "egpu.verifier",
     "Session": "egpu.session",
+    "UpdateFlag": "egpu.maps",
     "read_object": "egpu.bpf.object",
     "run": "egpu.session",
     "verify": "egpu.verifier",
@@ -38,12 +44,17 @@ __all__ = [
     "AgentError",
     "DeviceFault",
     "EgpuError",
+    "Globals",
     "InputError",
     "InternalError",
+    "Link",
+    "MapError",
+    "Object",
     "Options",
     "Policy",
     "Session",
     "UnsupportedError",
+    "UpdateFlag",
     "VerifierError",
     "__version__",
     "read_object",

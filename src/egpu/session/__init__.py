@@ -3,6 +3,8 @@
 from egpu.session.arenas import Arena, Maps, Ring, RingTotals
 from egpu.session.cache import Way
 from egpu.session.explain import Explanation
+from egpu.session.links import Link
+from egpu.session.loadable import Globals, Object, ObjectProgram
 from egpu.session.objects import Collection, combine
 from egpu.session.session import Options, Session, SessionCost, run
 from egpu.session.twins import TwinReport
@@ -11,7 +13,11 @@ __all__ = [
     "Arena",
     "Collection",
     "Explanation",
+    "Globals",
+    "Link",
     "Maps",
+    "Object",
+    "ObjectProgram",
     "Options",
     "Ring",
     "RingTotals",

@@ -18,6 +18,7 @@ from egpu.maps import (
     HashView,
     HostArena,
     MapCopy,
+    MapHost,
     MapView,
     RingReader,
     Snapshot,
@@ -62,7 +63,11 @@ class Arenas:
         thread_slots: int = THREAD_SLOTS,
         *,
         assembler: Assembler | None = None,
+        compiled: bool = True,
     ) -> None:
+        """``compiled``: programs hold what read-only maps hold, which cannot be set any more.
+        ``thread_slots`` may be 0, not known, for arenas that are never opened."""
+        self.compiled = compiled
         self.thread_slots = thread_slots
         self.maps = tuple(maps)
         self.initial = InitialContents(self.maps)
@@ -125,6 +130,17 @@ class Arenas:
         """The maps by name."""
         return Maps(self, self.maps, self._names)
 
+    def copies(self, index: int) -> tuple[MapCopy, ...]:
+        """Map ``index`` in every context there is now."""
+        return tuple(
+            MapCopy(
+                arena.layout.places[index],
+                arena.layout.sm_slots,
+                partial(self.snapshot, arena),
+            )
+            for arena in self.all()
+        )
+
     def snapshot(self, arena: Arena) -> Snapshot:
         """The arena's last snapshot; a new one if maps were changed since from outside."""
         if arena.writer.dirty and not arena.writer.gone:
@@ -148,7 +164,18 @@ def _gone(pid: int) -> bool:
     return False
 
 
-class Maps(Mapping[str, "MapView | HashView | ThreadView | Ring"]):
+def view_of(
+    spec: MapSpec, copies: Callable[[], tuple[MapCopy, ...]], host: MapHost
+) -> MapView | HashView | ThreadView:
+    """The view of a map that has values."""
+    if traits(spec.type).hashed:
+        return HashView(spec, copies, host)
+    if traits(spec.type).per_thread:
+        return ThreadView(spec, copies, host)
+    return MapView(spec, copies, host)
+
+
+class Maps(Mapping[str, "View"]):
     """The maps of a session by name: ``MapView`` for arrays, ``HashView`` for hash maps,
     ``ThreadView`` for per-thread arrays, ``Ring`` for ring buffers."""
 
@@ -157,7 +184,7 @@ class Maps(Mapping[str, "MapView | HashView | ThreadView | Ring"]):
         self._specs = dict(zip(names, enumerate(specs), strict=True))
         self._rings: dict[str, Ring] = {}
 
-    def __getitem__(self, name: str) -> MapView | HashView | ThreadView | Ring:
+    def __getitem__(self, name: str) -> View:
         if name not in self._specs:
             known = ", ".join(self._specs) or "none"
             raise KeyError(f"no map {name!r}; the session's maps are: {known}")
@@ -169,23 +196,8 @@ class Maps(Mapping[str, "MapView | HashView | ThreadView | Ring"]):
                 if place < index
             )
             return self._rings.setdefault(name, Ring(self._arenas, number, spec))
-        copies = partial(self._copies, index)
-        host = HostMap(self._arenas, index)
-        if traits(spec.type).hashed:
-            return HashView(spec, copies, host)
-        if traits(spec.type).per_thread:
-            return ThreadView(spec, copies, host)
-        return MapView(spec, copies, host)
-
-    def _copies(self, index: int) -> tuple[MapCopy, ...]:
-        return tuple(
-            MapCopy(
-                arena.layout.places[index],
-                arena.layout.sm_slots,
-                partial(self._arenas.snapshot, arena),
-            )
-            for arena in self._arenas.all()
-        )
+        copies = partial(self._arenas.copies, index)
+        return view_of(spec, copies, HostMap(self._arenas, index))
 
     def rings(self) -> tuple[Ring, ...]:
         """Every ring map."""
@@ -268,3 +280,6 @@ class Ring:
     def _index(self, arena: Arena) -> int:
         rings = [i for i, place in enumerate(arena.layout.places) if place.ring_size]
         return rings[self._number]
+
+
+View = MapView | HashView | ThreadView | Ring

@@ -34,11 +34,24 @@ class ProbeSet:
             for point in verified.program.attach
         )
         self._only = only
+        self._disabled: set[int] = set()
         self._compiled: dict[tuple[_Key, Launch], DeviceCode] = {}
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
         return self._attachments
+
+    def is_enabled(self, verified: VerifiedProgram) -> bool:
+        """Whether kernels get this program."""
+        return id(verified) not in self._disabled
+
+    def enable(self, verified: VerifiedProgram) -> None:
+        """Put this program into kernels that are resolved from now on."""
+        self._disabled.discard(id(verified))
+
+    def disable(self, verified: VerifiedProgram) -> None:
+        """Leave it out of them."""
+        self._disabled.add(id(verified))
 
     def matching(self, kernel: str) -> tuple[Attachment, ...]:
         """What to put into ``kernel`` (mangled name); each program at most once per site kind."""
@@ -47,7 +60,7 @@ class ProbeSet:
             return ()
         chosen: dict[_Key, Attachment] = {}
         for attachment in self._attachments:
-            if matches(attachment.point, kernel, readable):
+            if self.is_enabled(attachment.program) and matches(attachment.point, kernel, readable):
                 chosen.setdefault(_key(attachment), attachment)
         return tuple(chosen.values())
 

@@ -95,7 +95,7 @@ class HostMap:
         if self.frozen:
             raise MapError("it is frozen", errno=errno.EPERM, where=f"map {spec.name}")
         arenas = list(enumerate(self._arenas.all()))
-        if spec.read_only:
+        if spec.read_only and self._arenas.compiled:
             raise MapError(
                 "programs were compiled with what it holds",
                 errno=errno.EPERM,
@@ -124,7 +124,7 @@ class HostMap:
         for _, values in rows:
             wanted = 1
             if kind.per_thread:
-                wanted = self._arenas.thread_slots
+                wanted = self._arenas.thread_slots or len(values)
             elif len(values) > 1 and targets is None:
                 raise InputError(
                     "how many SMs there are is known once a probed kernel was launched",

@@ -6,6 +6,7 @@ to its place in the common tuple before anything is verified or compiled.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,14 +20,16 @@ _PROBED = frozenset({AttachKind.ENTRY, AttachKind.EXIT, AttachKind.INSTRUCTION})
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """The programs of every object over the common ``maps``; ``names`` are the maps' public names.
+    """The programs of every object over the common ``maps``; ``names`` are the maps' public names,
+    ``links`` the programs'.
 
-    A map that only one object declares under its name keeps it; others are called "object.map".
+    What only one object declares under its name keeps it; others are called "object.name".
     """
 
     programs: tuple[Program, ...]
     maps: tuple[MapSpec, ...]
     names: tuple[str, ...]
+    links: tuple[str, ...] = ()
 
     def with_deletions(self) -> Collection:
         """The same with hash maps from which others than the programs can delete."""
@@ -36,7 +39,7 @@ class Collection:
     def with_maps(self, maps: tuple[MapSpec, ...]) -> Collection:
         """The same programs with other maps in the places of theirs."""
         programs = tuple(replace(program, maps=maps) for program in self.programs)
-        return Collection(programs, maps, self.names)
+        return replace(self, programs=programs, maps=maps)
 
 
 def combine(objects: Sequence[Object]) -> Collection:
@@ -58,7 +61,8 @@ def combine(objects: Sequence[Object]) -> Collection:
             where=names,
             hint='give a program a section such as SEC("kprobe/<kernel>")',
         )
-    return Collection(tuple(programs), maps, _public_names(objects, maps))
+    _refuse_twice(objects)
+    return Collection(tuple(programs), maps, _map_names(objects, maps), _link_names(objects))
 
 
 def _refuse_other_kinds(obj: Object, program: Program) -> None:
@@ -83,9 +87,24 @@ def _shift_maps(code: tuple[Insn, ...], base: int) -> tuple[Insn, ...]:
     return tuple(out)
 
 
-def _public_names(objects: Sequence[Object], maps: tuple[MapSpec, ...]) -> tuple[str, ...]:
+def _refuse_twice(objects: Sequence[Object]) -> None:
+    names = Counter(obj.name for obj in objects)
+    for name, count in names.items():
+        if count > 1:
+            raise InputError("is given twice", where=name, hint="rename one of the files")
+
+
+def _map_names(objects: Sequence[Object], maps: tuple[MapSpec, ...]) -> tuple[str, ...]:
     declared = [(obj.name, spec.name) for obj in objects for spec in obj.maps]
-    plain = [name for _, name in declared]
     added = [spec.name for spec in maps[len(declared) :]]  # by egpu itself
-    names = [name if plain.count(name) == 1 else f"{owner}.{name}" for owner, name in declared]
-    return (*names, *added)
+    return (*_public(declared), *added)
+
+
+def _link_names(objects: Sequence[Object]) -> tuple[str, ...]:
+    return _public([(obj.name, program.name) for obj in objects for program in obj.programs])
+
+
+def _public(declared: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Of each (object, name) the name, with the object's if several objects have it."""
+    plain = Counter(name for _, name in declared)
+    return tuple(name if plain[name] == 1 else f"{owner}.{name}" for owner, name in declared)

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -23,9 +23,9 @@ from egpu.agent.twin import (
     Twin,
     Unmatched,
 )
+from egpu.bpf import program as bpf
 from egpu.bpf.maptypes import THREAD_SLOTS, traits
-from egpu.bpf.object import read_object
-from egpu.bpf.program import AttachKind, Object
+from egpu.bpf.program import AttachKind
 from egpu.errors import InputError, UnsupportedError
 from egpu.session.additive import additive_maps
 from egpu.session.arenas import Arenas, Maps
@@ -33,7 +33,8 @@ from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
 from egpu.session.cache import TwinCache, cache_limit, default_directory
 from egpu.session.explain import Explanation, explain, without_resources
-from egpu.session.kernel_types import kernel_types
+from egpu.session.links import Link, Links
+from egpu.session.loadable import Object
 from egpu.session.objects import Collection, combine
 from egpu.session.prints import Prints, print_calls
 from egpu.session.twins import TwinBuilder, TwinReport
@@ -109,9 +110,12 @@ class Session:
         self,
         argv: Sequence[str],
         verified: Sequence[VerifiedProgram],
-        names: Sequence[str],
+        collection: Collection,
         options: Options,
+        prepare: Callable[[Session], None] = lambda session: None,
     ) -> None:
+        """``prepare`` is called before the workload starts."""
+        names = collection.names
         maps = verified[0].program.maps
         self._options = options
         slots = _thread_slots() if options.thread_slots is None else options.thread_slots
@@ -125,9 +129,12 @@ class Session:
         self._started: float = 0.0  # time.monotonic(); 0: not yet
         self._ended: float = 0.0
         self._cache = TwinCache(default_directory(), limit=cache_limit()) if options.cache else None
+        probes = ProbeSet(verified, only=options.kernels)
+        self._links = Links(probes, collection.links, verified, options.twin_wait_s)
+        self._closed = False
         self._broker = _Broker(
             TwinBuilder(
-                ProbeSet(verified, only=options.kernels),
+                probes,
                 assembler,
                 self._cache,
                 self._arenas.layout,
@@ -137,8 +144,10 @@ class Session:
             self._arenas,
         )
         try:
+            prepare(self)
             self._start(argv)
         except BaseException:
+            self._closed = True
             self._cleanup.close()
             raise
 
@@ -151,6 +160,21 @@ class Session:
     def prints(self) -> Prints:
         """The lines that programs print with bpf_printk."""
         return self._prints
+
+    @property
+    def links(self) -> Mapping[str, Link]:
+        """The programs of every object, by name: attached or not."""
+        return self._links.by_name()
+
+    @property
+    def arenas(self) -> Arenas:
+        """The memory of the maps; for egpu itself."""
+        return self._arenas
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
 
     @property
     def pid(self) -> int:
@@ -251,12 +275,21 @@ class Session:
                 found[kind] += verified.cost.instructions
         return found
 
+    def attach(self) -> None:
+        """Attach every program; from the next launch on, as ``Link.attach``."""
+        self._links.all(attached=True)
+
     def detach(self) -> None:
         """Take the probes out: from now on launches run the untouched kernels."""
-        self._server.detach()
+        self._links.all(attached=False)
+
+    def change_links(self, names: Sequence[str], *, attached: bool) -> None:
+        """Attach or detach some programs as one change."""
+        self._links.named(names, attached=attached)
 
     def close(self) -> None:
         """End the probes (not the workload), and release every map. May be called twice."""
+        self._closed = True
         self._cleanup.close()
 
     def __enter__(self) -> Self:
@@ -288,6 +321,7 @@ class Session:
             snapshot_period_s=self._options.snapshot_period_s,
         )
         self._cleanup.callback(self._server.close)
+        self._links.serve(self._server)
         self._arenas.refresh = self._server.snapshot
         self._arenas.ended = lambda: not self.running()
         self._maps = self._arenas.views()
@@ -333,28 +367,50 @@ class _Broker:
         """Nothing to do: the maps of a process outlive it."""
 
 
+Programs = Object | bpf.Object | str | Path
+
+
 def run(
     argv: Sequence[str],
     *,
-    programs: Object | str | Path | Sequence[Object | str | Path],
+    programs: Programs | Sequence[Programs],
     options: Options | None = None,
 ) -> Session:
     """Start ``argv`` with the programs of ``programs`` (objects or paths of them) attached.
 
-    Everything is read and verified before the workload starts.  Raises InputError (VerifierError
-    for a program that was refused), UnsupportedError, or OSError if the command cannot be started.
+    Everything is read and verified before the workload starts, and what was set in an ``Object`` is
+    in its maps.  Raises InputError (VerifierError for a program that was refused),
+    UnsupportedError, or OSError if the command cannot be started.
     """
     if not argv:
         raise InputError("no command to run", hint="put it behind --", usage=True)
-    given = [programs] if isinstance(programs, (Object, str, Path)) else list(programs)
-    collection = combine([_object(item) for item in given])
+    given = [programs] if isinstance(programs, Programs) else list(programs)
+    objects = [item if isinstance(item, Object) else Object(item) for item in given]
+    collection = combine([item.bound() for item in objects])
     options = options or Options()
     _refuse_unproven_maps(collection, options)
     if options.map_deletions:
         collection = collection.with_deletions()
     limits = Limits(cost=options.cost_limit)
     verified = [verify(program, limits=limits) for program in collection.programs]
-    return Session(argv, verified, collection.names, options)
+    return Session(
+        argv, verified, collection, options, lambda session: _prepare(session, objects, collection)
+    )
+
+
+def _prepare(session: Session, objects: Sequence[Object], collection: Collection) -> None:
+    """Tie objects to their session, with what was set in them."""
+    base = first = 0
+    for item in objects:
+        maps, programs = len(item.maps), item.programs
+        links = collection.links[first : first + len(programs)]
+        item.prepare(session.arenas, base)
+        item.bind(session, base, links)
+        unwanted = [
+            link for link, own in zip(links, programs.values(), strict=True) if not own.wanted
+        ]
+        session.change_links(unwanted, attached=False)
+        base, first = base + maps, first + len(programs)
 
 
 def _refuse_unproven_maps(collection: Collection, options: Options) -> None:
@@ -370,13 +426,3 @@ def _refuse_unproven_maps(collection: Collection, options: Options) -> None:
                 f"map {name}: {spec.type.name} on a real GPU (contention may take it minutes)",
                 needs="the simulated device (--sim), or --hash-maps to try it all the same",
             )
-
-
-def _object(item: Object | str | Path) -> Object:
-    if isinstance(item, Object):
-        return item
-    path = Path(item)
-    try:
-        return read_object(path.read_bytes(), path.name, kernel=kernel_types())
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error

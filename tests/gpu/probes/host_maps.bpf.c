@@ -48,6 +48,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
+	__type(value, struct record);
 } records SEC(".maps");
 
 static __always_inline void add(__u32 what, __u64 amount)

@@ -1,0 +1,321 @@
+"""``egpu.Object``: an object file as its user handles it, before, while and after it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from egpu.bpf import program as bpf
+from egpu.bpf.btf import BtfKind
+from egpu.bpf.maptypes import Storage, traits
+from egpu.bpf.object import read_object
+from egpu.errors import InputError
+from egpu.maps import MapCopy, MapView, UpdateFlag, Values
+from egpu.session.arenas import Arenas, View, view_of
+from egpu.session.host_maps import HostMap
+from egpu.session.kernel_types import kernel_types
+
+if TYPE_CHECKING:
+    from egpu.session.links import Link
+    from egpu.session.session import Session
+
+
+class Globals:
+    """The global variables of one section as attributes, typed and checked by BTF.
+
+    Reading gives what the last snapshot of the map has; variables of ``.rodata`` can be set until
+    the object runs.  AttributeError for a name that the section does not have.
+    """
+
+    _section: Callable[[], MapView]
+
+    def __init__(self, section: Callable[[], MapView]) -> None:
+        object.__setattr__(self, "_section", section)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self._section()[name]
+        except KeyError as error:
+            raise AttributeError(str(error.args[0])) from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        try:
+            self._section()[name] = value
+        except KeyError as error:
+            raise AttributeError(str(error.args[0])) from None
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._names()]
+
+    def __repr__(self) -> str:
+        return f"<Globals {', '.join(self._names())}>"
+
+    def _names(self) -> tuple[str, ...]:
+        spec = self._section().spec
+        row = spec.btf.resolve(spec.value_type) if spec.btf is not None else None
+        if spec.btf is None or row is None or row.kind is not BtfKind.DATASEC:
+            return ()
+        return tuple(spec.btf.type_at(member.type).name for member in row.members)
+
+
+class ObjectProgram:
+    """One program of an object.  Programs are attached when the object starts to run, unless
+    ``detach`` was called before."""
+
+    def __init__(self, owner: Object, spec: bpf.Program) -> None:
+        self._owner = owner
+        self._spec = spec
+        self.wanted = True
+
+    @property
+    def name(self) -> str:
+        """The name of its function."""
+        return self._spec.name
+
+    @property
+    def section(self) -> str:
+        """Where it is attached, as ``SEC()`` says it."""
+        return self._spec.section
+
+    @property
+    def attached(self) -> bool:
+        """Whether launches run it, or will once the object runs."""
+        link = self._owner.link(self.name)
+        return self.wanted if link is None else link.attached
+
+    def attach(self) -> None:
+        """Have it run from the next launch on; see ``Link.attach``."""
+        link = self._owner.link(self.name)
+        if link is None:
+            self.wanted = True
+        else:
+            link.attach()
+
+    def detach(self) -> None:
+        """Take it out from the next launch on; see ``Link.detach``."""
+        link = self._owner.link(self.name)
+        if link is None:
+            self.wanted = False
+        else:
+            link.detach()
+
+    def __repr__(self) -> str:
+        return f"<ObjectProgram {self.name} {self.section!r}>"
+
+
+class Object:
+    """The programs, maps and global variables of an object file.
+
+    ``source`` is its path, or what ``read_object`` gave.  What is set in ``maps``, ``data``,
+    ``bss`` and ``rodata`` before ``egpu.run(argv, programs=object)`` is there before the first
+    probed launch (``.rodata`` when programs are verified and compiled).  While the session is open
+    they are the session's own; once it is closed they show again what the next run begins with.
+
+    Raises InputError or UnsupportedError as ``read_object`` does.
+    """
+
+    def __init__(self, source: str | Path | bpf.Object) -> None:
+        self._spec = source if isinstance(source, bpf.Object) else load(source)
+        names = tuple(spec.name for spec in self._spec.maps)
+        self._arenas = Arenas(self._spec.maps, names, frozenset(), 0, compiled=False)
+        self._session: Session | None = None
+        self._base = 0
+        self._links: dict[str, str] = {}
+        self._programs = {
+            program.name: ObjectProgram(self, program) for program in self._spec.programs
+        }
+        self._views: dict[str, View] = {}
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self._spec.name
+
+    @property
+    def programs(self) -> Mapping[str, ObjectProgram]:
+        """The programs by name."""
+        return dict(self._programs)
+
+    @property
+    def maps(self) -> Mapping[str, Any]:
+        """The maps by name: ``MapView``, ``HashView``, ``ThreadView``, or ``Ring`` once it runs."""
+        return _ObjectMaps(self)
+
+    @property
+    def rodata(self) -> Globals:
+        """The variables of ``.rodata``: ``const volatile`` ones."""
+        return self._globals(".rodata")
+
+    @property
+    def data(self) -> Globals:
+        """The variables of ``.data``: those with a value."""
+        return self._globals(".data")
+
+    @property
+    def bss(self) -> Globals:
+        """The variables of ``.bss``: those that begin as zero."""
+        return self._globals(".bss")
+
+    @property
+    def session(self) -> Session | None:
+        """The session in which it runs, None before and after."""
+        session = self._session
+        return None if session is None or session.closed else session
+
+    def attach(self) -> None:
+        """Attach every program; while it runs, from the next launch on."""
+        self._all(attached=True)
+
+    def detach(self) -> None:
+        """Take every program out; while it runs, from the next launch on."""
+        self._all(attached=False)
+
+    def _all(self, *, attached: bool) -> None:
+        session = self.session
+        if session is not None:
+            session.change_links(tuple(self._links.values()), attached=attached)
+        for program in self._programs.values() if session is None else ():
+            program.wanted = attached
+
+    def __repr__(self) -> str:
+        return f"<Object {self.name}>"
+
+    # ------------------------------------------------------------------ for the session
+
+    def bound(self) -> bpf.Object:
+        """What runs: the file with the global variables as they are set now.
+
+        InputError while it runs.
+        """
+        if self.session is not None:
+            raise InputError("runs already", where=self.name, hint="close its session first")
+        maps = tuple(self._with_contents(i, spec) for i, spec in enumerate(self._spec.maps))
+        programs = tuple(replace(program, maps=maps) for program in self._spec.programs)
+        return replace(self._spec, maps=maps, programs=programs)
+
+    def prepare(self, arenas: Arenas, base: int) -> None:
+        """Hand what was set in maps to a session's arenas, where they begin at index ``base``."""
+        for index, spec in enumerate(self._spec.maps):
+            for key, values in self._arenas.initial.of(index).items():
+                if not spec.read_only:
+                    HostMap(arenas, base + index).update([(key, values)], UpdateFlag.ANY)
+        arenas.frozen |= {base + index for index in self._arenas.frozen}
+
+    def bind(self, session: Session, base: int, links: Sequence[str]) -> None:
+        """It runs in ``session`` from now on, ``links`` being its programs' links."""
+        self._session, self._base = session, base
+        self._links = dict(zip(self._programs, links, strict=True))
+
+    def link(self, name: str) -> Link | None:
+        """The link of program ``name`` while it runs."""
+        session = self.session
+        return None if session is None else session.links[self._links[name]]
+
+    def _with_contents(self, index: int, spec: bpf.MapSpec) -> bpf.MapSpec:
+        found = self._arenas.initial.of(index).get(bytes(4))
+        if found is None or not spec.name.startswith("."):
+            return spec
+        return replace(spec, initial=found[0])
+
+    def _globals(self, section: str) -> Globals:
+        def find() -> MapView:
+            view = self.maps.get(section)
+            if not isinstance(view, MapView):
+                raise AttributeError(f"{self.name} has no {section}")
+            return view
+
+        find()
+        return Globals(find)
+
+    def view(self, index: int) -> View:
+        """The view of a map, which follows the object into and out of sessions."""
+        spec = self._spec.maps[index]
+        if traits(spec.type).storage is Storage.RING:
+            session = self.session
+            if session is None:
+                raise InputError(
+                    "a ring has records while its object runs", where=f"map {spec.name}"
+                )
+            return session.maps[tuple(session.maps)[self._base + index]]
+        if spec.name not in self._views:
+            self._views[spec.name] = view_of(
+                spec,
+                lambda: self._copies(index),
+                _FollowingHost(lambda: self._host(index)),
+            )
+        return self._views[spec.name]
+
+    def _copies(self, index: int) -> tuple[MapCopy, ...]:
+        arenas, base = self._now()
+        return arenas.copies(base + index)
+
+    def _host(self, index: int) -> HostMap:
+        arenas, base = self._now()
+        return HostMap(arenas, base + index)
+
+    def _now(self) -> tuple[Arenas, int]:
+        """The arenas that its maps are in now, and the index of the first."""
+        session = self.session
+        return (self._arenas, 0) if session is None else (session.arenas, self._base)
+
+
+def load(source: str | Path) -> bpf.Object:
+    """Read an object file; InputError that names it if it cannot be read."""
+    path = Path(source)
+    try:
+        return read_object(path.read_bytes(), path.name, kernel=kernel_types())
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+class _ObjectMaps(Mapping[str, View]):
+    """The maps of an object by name."""
+
+    def __init__(self, owner: Object) -> None:
+        self._owner = owner
+        self._index = {spec.name: index for index, spec in enumerate(owner._spec.maps)}
+
+    def __getitem__(self, name: str) -> View:
+        if name not in self._index:
+            known = ", ".join(self._index) or "none"
+            raise KeyError(f"no map {name!r}; the maps of {self._owner.name} are: {known}")
+        return self._owner.view(self._index[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+
+class _FollowingHost:
+    """The ``maps.MapHost`` of wherever the object is now."""
+
+    def __init__(self, find: Callable[[], HostMap]) -> None:
+        self._find = find
+
+    @property
+    def frozen(self) -> bool:
+        return self._find().frozen
+
+    def freeze(self) -> None:
+        self._find().freeze()
+
+    def update(self, rows: Sequence[tuple[bytes, Values]], flag: UpdateFlag) -> list[int]:
+        return self._find().update(rows, flag)
+
+    def delete(self, keys: Sequence[bytes]) -> list[int]:
+        return self._find().delete(keys)
+
+    def patch(self, offset: int, data: bytes) -> None:
+        self._find().patch(offset, data)
+
+    def initial(self) -> Mapping[bytes, Values]:
+        return self._find().initial()
+
+    def part(self, number: int) -> HostMap:
+        return self._find().part(number)
