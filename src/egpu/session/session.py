@@ -37,6 +37,7 @@ from egpu.session.links import Link, Links
 from egpu.session.loadable import Object
 from egpu.session.objects import Collection, combine
 from egpu.session.prints import Prints, print_calls
+from egpu.session.ring_load import RingLoad, ring_loads
 from egpu.session.twins import TwinBuilder, TwinReport
 from egpu.sim import SimulatedDevice, private_folder
 from egpu.verifier import Limits, VerifiedProgram, verify
@@ -230,6 +231,12 @@ class Session:
         """What was done to each kernel that was launched, and what it changed."""
         rows = explain(self._server.processes(), self.twins(), self.devices)
         return without_resources(rows) if self.simulated else rows
+
+    def ring_loads(self) -> tuple[RingLoad, ...]:
+        """Kernels whose launches may write more to rings than these hold."""
+        probes = ProbeSet(self._verified, only=self._options.kernels)
+        layouts = [arena.layout for arena in self._arenas.all()]
+        return ring_loads(self.kernels(), probes, layouts)
 
     def snapshot(self, timeout: float = 5.0) -> bool:
         """Have every agent copy its maps now; False if one did not answer in time."""

@@ -46,7 +46,13 @@ def run_of(session: Session) -> Run:
             records_missing=cost.records_missing,
         ),
         snapshot=session.stale(),
-        warnings=(*unseen, *session.notes, *_refusals(stats), *_uncovered(session)),
+        warnings=(
+            *unseen,
+            *session.notes,
+            *_refusals(stats),
+            *_uncovered(session),
+            *_ring_loads(session),
+        ),
     )
 
 
@@ -89,6 +95,10 @@ def array(maps: Maps, name: str) -> MapView:
 
 def _refusals(stats: Iterable[KernelStats]) -> list[str]:
     return [f"{demangle(row.name)}: {reason}" for row in stats for reason in row.refusals]
+
+
+def _ring_loads(session: Session) -> list[str]:
+    return [f"{demangle(load.kernel)}: {load}" for load in session.ring_loads()]
 
 
 def _uncovered(session: Session) -> list[str]:

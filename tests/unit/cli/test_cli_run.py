@@ -86,6 +86,9 @@ class FakeSession:
     def kernels(self):
         return ()
 
+    def ring_loads(self):
+        return ()
+
     def twins(self):
         return ()
 
