@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -13,31 +14,48 @@ from egpu.report import Report
 if TYPE_CHECKING:
     from egpu.session import Options, Session
 
-LINGER_S = 2.5  # for a loader that prints every second or two to show the last numbers
+
+@dataclass(frozen=True, slots=True)
+class LoaderRun:
+    """What is run: ``loader`` (a shell's words), the workload, how long the loader goes on after
+    it (``wait_s``); printed lines are looked for every ``interval_s``."""
+
+    loader: str
+    workload: tuple[str, ...]
+    wait_s: float
+    interval_s: float
 
 
-def run_loader(
-    loader: str, workload: tuple[str, ...], options: Options, stream: TextIO, *, as_json: bool
-) -> int:
-    """Start ``loader`` (a shell's words), then the workload under what it attached; the workload's
-    exit code.  What happened to launches is written to ``stream`` when both have ended.
+def run_loader(asked: LoaderRun, options: Options, stream: TextIO, *, as_json: bool) -> int:
+    """Start the loader, then the workload under what it attached; the workload's
+    exit code.  Lines that programs print go to ``stream`` as they come; when both have ended, what
+    happened to launches.
     """
     from egpu.cli.live import finish, follow  # noqa: PLC0415
     from egpu.loader import run_attached, start_loader  # noqa: PLC0415
 
     try:
-        words = shlex.split(loader)
+        words = shlex.split(asked.loader)
     except ValueError as error:
-        raise click.UsageError(f"--loader {loader!r}: {error}") from error
+        raise click.UsageError(f"--loader {asked.loader!r}: {error}") from error
     if not words:
         raise click.UsageError("--loader names no program")
     with (
         start_loader(words, options) as started,
-        run_attached(started, workload, options) as running,
+        run_attached(started, asked.workload, options) as running,
     ):
-        status = follow(running, lambda: None, interval_s=0.05)
-        running.snapshot()
-        started.end(LINGER_S)
+
+        def collect() -> None:
+            for line in running.prints:
+                stream.write(f"{line}\n")
+                stream.flush()
+
+        status = follow(running, collect, interval_s=asked.interval_s)
+        started.server.finish()
+        for line in running.prints.finish():
+            stream.write(f"{line}\n")
+        stream.flush()
+        started.end(asked.wait_s)
         for problem in started.server.problems:
             click.echo(f"egpu: {problem}", err=True)
         return finish(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from egpu.cli.extras import Extras, Shown, picture_file
-from egpu.cli.loader_run import run_loader
+from egpu.cli.loader_run import LoaderRun, run_loader
 from egpu.cli.output import (
     btf_option,
     cost_limit_option,
@@ -76,6 +76,14 @@ if TYPE_CHECKING:
     metavar="COMMAND",
     help="A program that uses libbpf, instead of TOOL|OBJECT: what it attaches is attached.",
 )
+@click.option(
+    "--loader-wait",
+    metavar="S",
+    type=Seconds(0),
+    default=2.5,
+    show_default=True,
+    help="How long the loader goes on showing numbers after COMMAND, before it is interrupted.",
+)
 @cost_limit_option
 @btf_option
 @click.option(
@@ -125,6 +133,7 @@ def command(
     verbose: bool,
     perfetto: Path | None,
     loader: str | None,
+    loader_wait: float,
     cost_limit: int,
     btf: Path | None,
     print_limit: int,
@@ -160,7 +169,8 @@ def command(
         if every is not None or btf is not None:
             raise click.UsageError("--every and --btf do not go with --loader")
         with destination(output) as stream:
-            return run_loader(loader, (program, *workload), options, stream, as_json=as_json)
+            asked = LoaderRun(loader, (program, *workload), loader_wait, interval)
+            return run_loader(asked, options, stream, as_json=as_json)
     if program is None or not workload:
         raise click.UsageError("no command to run: put it behind --")
     tool, loaded = choose(program, btf)

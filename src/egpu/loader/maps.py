@@ -6,7 +6,7 @@ Before the session there is what the loader wrote itself; then the session's vie
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -163,13 +163,21 @@ class LoaderMap:
 
         view = self.view
         if isinstance(view, Ring):
-            self.pending += _raw_records(view)
+            self.pending += [_bytes(record) for record in view]
         rows, size = [], 0
         while self.pending and size < most:
             record = self.pending.pop(0)
             rows += [len(record).to_bytes(8, "little"), record, _PADDING[: -len(record) % 8]]
             size += 16 + len(record)
         return b"".join(rows)
+
+    def finish(self) -> None:
+        """The workload has ended: the last records are there."""
+        from egpu.session import Ring  # noqa: PLC0415
+
+        view = self.view
+        if isinstance(view, Ring):
+            self.pending += [_bytes(record) for record in view.finish()]
 
     def _changed(self, key: bytes, value: bytes) -> tuple[int | bytes, bytes | tuple[bytes, ...]]:
         """Key and value as views take them.  Of a per-SM map that is the total."""
@@ -236,11 +244,6 @@ class LoaderMap:
         for place, value in enumerate(values):
             total[place % cpus] += np.frombuffer(_bytes(value).ljust(width, b"\0"), np.uint64)
         return total.tobytes()
-
-
-def _raw_records(ring: Ring) -> Iterable[bytes]:
-    for record in ring:
-        yield _bytes(record)
 
 
 @contextmanager

@@ -79,6 +79,14 @@ class LoaderServer:
                 each.forget()
                 each.fill()
 
+    def finish(self) -> None:
+        """The workload has ended: give the loader what is still there."""
+        with self._lock:
+            self._snapshot_at = 0.0
+            for each in self._maps.values():
+                each.forget()
+                each.finish()
+
     def close(self) -> None:
         """Stop answering.  May be called twice."""
         self._socket.close()

@@ -1,0 +1,121 @@
+"""Running an example: by egpu itself or under its loader, on any device; results in one form."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from examples import Example, Ran
+
+from egpu.bpf.object import read_object
+
+HERE = Path(__file__).resolve().parent
+PTX = HERE / "kernels.ptx"
+COUNT_VARIABLE = "BPFTIME_MAP_GPU_THREAD_COUNT"
+# The header that every line which a program prints begins with.
+_PRINTED = re.compile(r"\S.* block \d+,\d+,\d+ thread \d+,\d+,\d+: (.*)")
+_PER_THREAD = {1502, 1512}
+
+
+@dataclass(frozen=True)
+class Built:
+    """The compiled workload and loader; ``loader`` is None where there is no libbpf."""
+
+    workload: Path
+    loader: Path | None
+
+
+def compile_c(*words: object) -> str:
+    """Run the C compiler; what it said if it failed."""
+    command = ["cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def build(folder: Path) -> Built:
+    """Compile both; the workload is linked against a stub with libcuda's name."""
+    compiled, stub = folder / "workload.o", folder / "libcuda.so"
+    source, workload, loader = folder / "stub.c", folder / "workload", folder / "loader"
+    said = compile_c("-c", HERE / "workload.c", "-o", compiled)
+    assert not said, said
+    listing = subprocess.run(["nm", "-u", compiled], capture_output=True, text=True, check=True)
+    names = sorted(set(re.findall(r"\bU (cu[A-Z]\w*)", listing.stdout)))
+    source.write_text("".join(f"int {n}(void);\nint {n}(void) {{ return 34; }}\n" for n in names))
+    said = compile_c("-shared", "-Wl,-soname,libcuda.so.1", "-o", stub, source)
+    said += compile_c(compiled, "-L", folder, "-lcuda", "-lm", "-o", workload)
+    assert not said, said
+    missing = compile_c(HERE / "loader.c", "-l:libbpf.so.1", "-ldl", "-o", loader)
+    assert not missing or "libbpf" in missing, missing
+    return Built(workload, None if missing else loader)
+
+
+def words_of(example: Example, built: Built) -> list[str]:
+    """The workload's command."""
+    grid, block = (",".join(map(str, shape)) for shape in (example.grid, example.block))
+    words = [example.app, "--ptx", str(PTX), "--launches", str(example.launches)]
+    return [str(built.workload), *words, "--grid", grid, "--block", block]
+
+
+def object_of(example: Example) -> Path:
+    return HERE / "programs" / f"{example.program}.bpf.o"
+
+
+def egpu(*words: object, slots: int = 1024) -> subprocess.CompletedProcess[str]:
+    """Run egpu, the package that was imported here."""
+    import egpu as package  # noqa: PLC0415
+
+    paths = [str(Path(package.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return subprocess.run(
+        [sys.executable, "-m", "egpu", *map(str, words)],
+        env=environment | {COUNT_VARIABLE: str(slots)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def run_loaded(example: Example, built: Built, *options: str) -> Ran:
+    """Under the loader, which is an ordinary libbpf program."""
+    words = [str(built.loader), str(object_of(example)), *example.loader]
+    if example.ring:
+        words += ["--gpu-ring", example.ring]
+    done = egpu(
+        "run", *options, *example.needs, "--loader-wait", "0.2", "--loader", " ".join(words), "--",
+        *words_of(example, built), slots=example.slots,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    specs = {
+        spec.name[:15]: spec for spec in read_object(object_of(example).read_bytes(), "o").maps
+    }
+    maps: dict[str, dict] = {spec.name: {} for spec in specs.values()}
+    records: dict[str, list[bytes]] = {spec.name: [] for spec in specs.values()}
+    prints: list[str] = []
+    for line in done.stdout.splitlines():
+        name, *rest = line.split(" ")
+        printed = _PRINTED.fullmatch(line)
+        spec = specs.get(name[:15])
+        if printed:
+            prints.append(printed[1])
+        elif spec is not None and len(rest) == 2 and rest[0] == "record":
+            records[spec.name].append(bytes.fromhex(rest[1]))
+        elif spec is not None and len(rest) == 2:
+            key, value = int.from_bytes(bytes.fromhex(rest[0]), "little"), bytes.fromhex(rest[1])
+            maps[spec.name][key] = decoded(spec, value)
+    return Ran(done.stdout, maps, records, prints)
+
+
+def decoded(spec, value: bytes):
+    """A number, the numbers of all threads, or bytes of anything else."""
+    if spec.value_size not in (4, 8):
+        return value
+    size = spec.value_size
+    parts = [int.from_bytes(value[at : at + size], "little") for at in range(0, len(value), size)]
+    if spec.type in _PER_THREAD:
+        return parts
+    assert len(parts) == 1, (spec.name, len(value))
+    return parts[0]
