@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from verifier_programs import END, ENTRY, EXIT, MAPS, check, program, read_pairs, refusal
+from verifier_programs import END, ENTRY, EXIT, MAPS, VALUE, check, program, read_pairs, refusal
 
 from egpu.bpf.asm import assemble
 from egpu.bpf.context import FIELDS
@@ -13,7 +13,7 @@ from egpu.bpf.insn import program_from_code
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import AttachKind, AttachPoint, Level, MapSpec
 from egpu.errors import VerifierError
-from egpu.verifier import linear, verify
+from egpu.verifier import Limits, linear, verify
 from egpu.verifier.linear import digits
 
 PAIRS = read_pairs("threads.txt")
@@ -178,6 +178,41 @@ def test_add_of_one_value_is_silent_where_one_lane_adds_and_on_per_sm_maps():
     per_sm += "jeq %r0, 0, out\nmov %r1, 1\nlock add [%r0], %r1\nout:" + END
     assert warnings(check(per_sm), {"P11"}) == []
     assert len(warnings(check(per_sm.replace("map_index 0", "map_index 1")), {"P11"})) == 1
+
+
+ONE_ADDRESS = (
+    "lddw %r6, map_index_value 4\nmov %r1, 1\n{0}" + 6 * "lock or [%r6], %r1\n" + "{1}" + END
+)
+LEADER = "".join(
+    f"ldxw %r2, [%r9+{field.offset}]\njne %r2, 0, out\n"
+    for field in FIELDS
+    if field.name in {f"{unit}_{axis}" for unit in ("thread", "block") for axis in "xyz"}
+)
+
+
+def contended(text, **options):
+    return [w for w in warnings(check(text, **options), {"P11"}) if "one address" in w]
+
+
+def test_atomics_to_one_address_are_counted_against_a_budget():
+    text = ONE_ADDRESS.format("", "")
+    assert len(contended(text)) == 1
+    assert "up to 6 atomics" in contended(text)[0]
+    assert contended(text, limits=Limits(same_address=6)) == []
+    assert len(contended(text, limits=Limits(same_address=5))) == 1
+    apart = text.replace("or [%r6]", "or [%r6+8]", 2)
+    assert contended(apart) == [], "4 and 2"
+
+
+def test_atomics_to_one_address_by_one_thread_are_silent():
+    assert contended("mov %r9, %r1\n" + ONE_ADDRESS.format(LEADER, "out:\n")) == []
+
+
+@pytest.mark.parametrize(("index", "number"), [(0, 0), (1, 1)], ids=["per SM", "shared"])
+def test_atomics_to_an_element_in_a_loop(index, number):
+    text = VALUE.format(index) + "mov %r7, 0\nloop:\nmov %r1, 1\nlock or [%r6], %r1\nadd %r7, 1\n"
+    assert len(contended(text + "jlt %r7, 5, loop" + END)) == number
+    assert contended(text + "jlt %r7, 4, loop" + END) == []
 
 
 # P15

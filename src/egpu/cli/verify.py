@@ -13,7 +13,7 @@ from egpu.errors import InputError, VerifierError
 
 if TYPE_CHECKING:
     from egpu.bpf.program import Program
-    from egpu.verifier import Cost, VerifierWarning
+    from egpu.verifier import Cost, Limits, VerifierWarning
 
 EXIT_REJECTED = 1
 
@@ -34,6 +34,14 @@ class Verdict:
 @click.argument("object_file", metavar="OBJECT", type=click.Path(path_type=Path))
 @click.option("--cost", is_flag=True, help="Show the worst case per thread and per warp.")
 @cost_limit_option
+@click.option(
+    "--atomic-budget",
+    metavar="N",
+    type=click.IntRange(0),
+    default=4,
+    show_default=True,
+    help="Warn above N atomics of a thread to one address that all threads share.",
+)
 @click.option("--path", is_flag=True, help="Show the way that leads to each refusal.")
 @btf_option
 @json_option
@@ -42,6 +50,7 @@ def command(
     object_file: Path,
     cost: bool,
     cost_limit: int,
+    atomic_budget: int,
     path: bool,
     btf: Path | None,
     as_json: bool,
@@ -53,7 +62,10 @@ def command(
     programs = load_object(object_file, btf=btf).programs
     if not programs:
         raise InputError("no program in it", where=str(object_file))
-    verdicts = [_verdict(program, cost_limit) for program in programs]
+    from egpu.verifier import Limits  # noqa: PLC0415
+
+    limits = Limits(cost=cost_limit, same_address=atomic_budget)
+    verdicts = [_verdict(program, limits) for program in programs]
     if as_json:
         from egpu.export.json import render_json  # noqa: PLC0415
 
@@ -65,11 +77,11 @@ def command(
     return EXIT_REJECTED if any(each.error for each in verdicts) else 0
 
 
-def _verdict(program: Program, cost_limit: int) -> Verdict:
-    from egpu.verifier import Limits, Policy, verify  # noqa: PLC0415
+def _verdict(program: Program, limits: Limits) -> Verdict:
+    from egpu.verifier import Policy, verify  # noqa: PLC0415
 
     try:
-        verified = verify(program, policy=Policy.PROBE, limits=Limits(cost=cost_limit))
+        verified = verify(program, policy=Policy.PROBE, limits=limits)
     except VerifierError as error:
         return Verdict(program, None, None, error)
     return Verdict(program, verified.cost, verified.warp_cost, None, verified.warnings)

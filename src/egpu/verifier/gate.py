@@ -8,6 +8,7 @@ from egpu.bpf.program import AttachKind, Level, Program
 from egpu.errors import InputError
 from egpu.verifier import control, races, rmw, rules_warp, structure, uniform
 from egpu.verifier import liveness as liveness_of
+from egpu.verifier.contention import contention
 from egpu.verifier.explore import Exploration, Explored, Stopped, replay
 from egpu.verifier.frames import Frames
 from egpu.verifier.liveness import Liveness
@@ -106,8 +107,10 @@ def _sealed(
     notes: list[Refusal] = []
     if setting.strict:
         rules_warp.check_collective(setting, lanes)
-        notes += races.check(races.Known(setting, graph, frames, launch, matches))
+        known = races.Known(setting, graph, frames, launch, matches)
+        notes += races.check(known)
         notes += rules_warp.load_warnings(setting, alive, facts, cost)
+        notes += contention(known, explored.counting, explored.worst)
     warnings = tuple(sorted((warning(program, note) for note in notes), key=lambda w: w.pc))
     return _issue(
         program,

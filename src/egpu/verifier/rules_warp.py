@@ -18,7 +18,6 @@ from egpu.verifier.setting import Setting
 from egpu.verifier.structure import Step
 from egpu.verifier.verified import Cost, Facts, Region, Uniformity
 
-ATOMICS = 32  # a thread: from there on the warning of P11
 STACK = 256  # bytes a thread: from there on the warning of P12
 # Copies of a probe that a block of 1,024 threads runs.
 _COPIES = {Level.THREAD: 1024, Level.WARP: 32, Level.BLOCK: 1}
@@ -65,7 +64,7 @@ def check_collective(setting: Setting, uniformity: Uniformity) -> None:
 
 
 def load_warnings(setting: Setting, alive: Liveness, facts: Facts, cost: Cost) -> Iterator[Refusal]:
-    """The warnings of P10, P11 and P12."""
+    """The warnings of P10, P11 and P12, but for atomics to one address."""
     yield from _ring(setting, cost)
     yield from _atomics(setting, alive, facts, cost)
     if facts.stack_depth > STACK:
@@ -104,7 +103,7 @@ def _ring(setting: Setting, cost: Cost) -> Iterator[Refusal]:
 
 def _atomics(setting: Setting, alive: Liveness, facts: Facts, cost: Cost) -> Iterator[Refusal]:
     steps = [s for s in setting.structure.steps if s is not None and s.kind is Kind.ATOMIC]
-    if cost.atomics > ATOMICS:
+    if cost.atomics > setting.limits.atomics:
         calls = [step for step, helper in helper_calls(setting) if helper.atomics]
         yield Refusal(
             "P11",

@@ -22,13 +22,16 @@ class Limits:
     ``processed``: instructions that the verifier walks before it gives up.  ``cost``: worst-case
     instructions per thread, weighted bodies of helpers included.  ``stack``: bytes of the deepest
     call chain of a probe.  ``path``: the last instructions of a failing way that an error shows
-    (0: none).
+    (0: none).  Above these P11 warns: ``atomics`` of a thread, and ``same_address`` of them to one
+    address that all threads share.
     """
 
     processed: int = 1_000_000
     cost: int = 100_000
     stack: int = 512
     path: int = 32
+    atomics: int = 32
+    same_address: int = 4
 
 
 @dataclass(frozen=True, slots=True)
