@@ -133,7 +133,7 @@ def test_the_report():
     assert all(len(line) <= 80 for line in text.splitlines())
     kernel = line_with(text, "a_kernel<…>")
     assert kernel.split()[1:4] == ["3", "8", "305"]
-    longest = text.split("Longest launches")[1].splitlines()[2]
+    longest = text.split("Longest launch of each")[1].splitlines()[2]
     assert longest.split() == [
         "a_kernel<…>", "1", "6", "300", "ns", "1.50", "63", "%", "1.37x", "55", "%", "2", "2/132"
     ]  # fmt: skip

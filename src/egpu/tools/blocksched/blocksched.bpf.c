@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /* blocksched: which block ran on which SM, from when to when; a record for each block.
  *
- * Each group of lanes that leaves together arrives at its block, where the least entry and the greatest
- * exit are kept.  The group that completes the block (its lanes sum to the block's threads) is the last
- * one: it sends the block's record.  A block that leaves in one group meets nobody.
+ * Each group of lanes that leaves together arrives at its block, where lanes are added up.  The group
+ * that completes the block (its lanes sum to the block's threads) is the last one: it sends the block's
+ * record.  A block that leaves in one group meets nobody.  What is done here holds up the block's place
+ * on the SM, so there is no more of it than that.
  *
  * Nothing waits: what is given up is counted in `lost`, a full ring counts what it dropped.
  */
 #include "egpu.bpf.h"
 
 #define SLOTS (1 << 16) /* of blocks that are on the device at one time */
-#define TRIES 64
+#define TRIES 8
 
 struct block {
 	__u64 launch;
-	__u64 start; /* ns, first entry */
+	__u64 start; /* ns, entry of thread 0's warp */
 	__u64 end;   /* ns, last exit */
 	__u32 kernel;
 	__u32 index; /* along x, then y, then z */
@@ -35,7 +36,7 @@ struct {
 /* Where the groups of a block meet. */
 struct meeting {
 	__u64 key;   /* launch and index; 0: free */
-	__u64 early; /* ~ of the first entry, so that 0 is no time yet */
+	__u64 start; /* set by the group that thread 0 leaves with */
 	__u64 late;  /* last exit */
 	__u64 count; /* of the lanes that arrived */
 };
@@ -48,7 +49,7 @@ struct {
 } meetings SEC(".maps");
 
 struct lost {
-	__u64 crowded;   /* groups of lanes that found no slot, or lost every try */
+	__u64 crowded;   /* groups of lanes that found no slot */
 	__u64 oversized; /* groups in grids of 2^32 blocks or more */
 };
 
@@ -81,26 +82,6 @@ static __always_inline struct lost *losses(void)
 	return bpf_map_lookup_elem(&lost, &first);
 }
 
-/* Makes *at at least `value`; false if others were faster every time, which only 31 can be. */
-static __always_inline int raise(__u64 *at, __u64 value)
-{
-	__u64 seen = 0;
-	int i;
-
-#pragma clang loop unroll(disable)
-	for (i = 0; i < TRIES; i++) {
-		__u64 was;
-
-		if (seen >= value)
-			return 1;
-		was = __sync_val_compare_and_swap(at, seen, value);
-		if (was == seen)
-			return 1;
-		seen = was;
-	}
-	return seen >= value;
-}
-
 /* The slot of `key`: it has two, the second is used while something else meets in the first.  Whoever
  * comes later must find the same one, so it looks at the second before it takes the first. */
 static __always_inline struct meeting *meet(__u64 key, __u32 first)
@@ -128,28 +109,51 @@ static __always_inline struct meeting *meet(__u64 key, __u32 first)
 	return 0;
 }
 
-/* True for the group that completes the block; then early and late are those of all.
+/* Makes *at at least `value`, unless others are faster every time: then they left at the same time. */
+static __always_inline void raise(__u64 *at, __u64 value)
+{
+	__u64 seen = *(volatile __u64 *)at;
+	int i;
+
+#pragma clang loop unroll(disable)
+	for (i = 0; i < TRIES && seen < value; i++) {
+		__u64 was = __sync_val_compare_and_swap(at, seen, value);
+
+		if (was == seen)
+			return;
+		seen = was;
+	}
+}
+
+/* True for the group that completes the block; then start and end are the block's.
  *
- * Exchanges are ordered (RFC 9669: with a result), so who sees the last count sees every time. */
-static __always_inline int arrive(struct block *b, __u64 *early, __u64 *late, __u32 amount)
+ * The exchange that adds is ordered (RFC 9669: with a result), so who sees the last count sees what
+ * the others put there before their own additions. */
+static __always_inline int arrive(struct block *b, __u64 entry, __u64 now, __u32 amount, int first)
 {
 	__u64 key = 1ull << 63 | b->launch << 32 | b->index; /* never 0 */
 	struct meeting *m;
 
+	b->start = entry;
+	b->end = now;
 	if (amount == b->threads)
 		return 1;
 	m = meet(key, b->index + (__u32)b->launch * 0x9e3779b1);
-	if (!m || !raise(&m->early, *early) || !raise(&m->late, *late)) {
+	if (!m) {
 		struct lost *l = losses();
 
 		if (l)
 			add(&l->crowded, 1);
 		return 0;
 	}
+	if (first)
+		m->start = entry;
+	raise(&m->late, now);
 	if (__sync_fetch_and_add(&m->count, amount) + amount != b->threads)
 		return 0;
-	*early = __sync_lock_test_and_set(&m->early, 0);
-	*late = __sync_lock_test_and_set(&m->late, 0);
+	b->start = *(volatile __u64 *)&m->start;
+	b->end = *(volatile __u64 *)&m->late;
+	m->late = 0;
 	m->count = 0;
 	__sync_lock_test_and_set(&m->key, 0);
 	return 1;
@@ -158,9 +162,10 @@ static __always_inline int arrive(struct block *b, __u64 *early, __u64 *late, __
 SEC("kretprobe.warp/*")
 int leave(void *ctx)
 {
-	__u64 late = egpu_globaltimer(ctx), early = ~egpu_start_time(ctx);
+	__u64 now = egpu_globaltimer(ctx);
 	__u64 plane = (__u64)egpu_grid_x(ctx) * egpu_grid_y(ctx); /* below 2^47 */
 	struct block b = {};
+	int first;
 
 	if (plane * egpu_grid_z(ctx) >> 32) {
 		struct lost *l = losses();
@@ -179,10 +184,10 @@ int leave(void *ctx)
 	b.sm = egpu_sm(ctx);
 	b.threads = egpu_block_dim_x(ctx) * egpu_block_dim_y(ctx) * egpu_block_dim_z(ctx);
 	b.flags = egpu_flags(ctx);
-	if (!arrive(&b, &early, &late, lanes(egpu_active_mask(ctx))))
+	/* The first active lane is thread (0,0,0) of its block exactly once a block. */
+	first = egpu_thread_x(ctx) == 0 && egpu_thread_y(ctx) == 0 && egpu_thread_z(ctx) == 0;
+	if (!arrive(&b, egpu_start_time(ctx), now, lanes(egpu_active_mask(ctx)), first))
 		return 0;
-	b.start = ~early;
-	b.end = late;
 	bpf_ringbuf_output(&blocks, &b, sizeof(b), 0);
 	return 0;
 }

@@ -11,7 +11,7 @@ from egpu.tools.model import KernelLaunches, Run
 from egpu.tools.sections import common_data, cost, count, coverage, launch_data, share
 
 SCHEMA = "blocksched/1"
-LONGEST = 8  # launches with a line of their own in the text
+LONGEST = 8  # kernels whose longest launch has a line in the text
 PICTURES = 4  # of these, shown over time
 IN_JSON = 10_000  # launches in JSON, the longest
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -72,10 +72,11 @@ def build_report(
     longest = sorted(launches, key=lambda each: (-each.time, each.start, each.source.launch))
     clock = " (simulated)" if run.simulated else ""
     parts: list[Part] = [_kernels(run, rows, clock)]
-    if longest:
-        parts.append(_launches(run, longest[:LONGEST], clock, sms))
-        parts.append(_pictures(run, longest[:PICTURES]))
-        parts.append(_last_blocks(run, longest[:PICTURES], clock))
+    shown = [row.launches[0] for row in rows[:LONGEST] if row.launches]
+    if shown:
+        parts.append(_launches(run, shown, clock, sms))
+        parts.append(_pictures(run, shown[:PICTURES]))
+        parts.append(_last_blocks(run, shown[:PICTURES], clock))
     parts += [Paragraph(text, Weight.WARNING) for text in [*_doubts(rows), *_lost(records)]]
     parts += coverage(run)
     parts += cost(run)
@@ -174,7 +175,7 @@ def _launches(run: Run, launches: Sequence[Schedule], clock: str, sms: int) -> T
         )
         for each in launches
     )
-    return Table(f"Longest launches{clock}", columns, cells)
+    return Table(f"Longest launch of each{clock}", columns, cells)
 
 
 def _label(run: Run, each: Schedule) -> str:
