@@ -149,7 +149,11 @@ def test_the_text_is_80_columns_wide():
     assert done.returncode == 0, done.stderr
     report = done.stdout.partition("Kernels:")[2]
     assert all(len(line) <= 80 for line in report.splitlines())
-    for title in ("Longest launch of each", "Resident blocks over time", "How each kernel was probed"):
+    for title in (
+        "Longest launch of each",
+        "Resident blocks over time",
+        "How each kernel was probed",
+    ):
         assert title in report
     assert "demo::collatz is demo::collatz(unsigned int const*, " in report
     assert report.rstrip().endswith("their time is not measured.")
