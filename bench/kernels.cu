@@ -198,8 +198,8 @@ int main(int argc, char **argv) {
     threads += 1ull * timed.blocks * timed.threads * (launches + kWarmUp);
     right &= timed.right;
     std::printf(
-        "%s{\"name\": \"%s\", \"blocks\": %u, \"plain_us\": %.3f, \"control_us\": %.3f, \"probed_us\": %.3f, "
-        "\"right\": %s}",
+        "%s{\"name\": \"%s\", \"blocks\": %u, \"plain_us\": %.3f, \"control_us\": %.3f, "
+        "\"probed_us\": %.3f, \"right\": %s}",
         comma, timed.name, timed.blocks, timed.median[0], timed.median[1], timed.median[2],
         timed.right ? "true" : "false");
     comma = ", ";
