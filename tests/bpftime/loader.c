@@ -1,7 +1,7 @@
 /* A loader as people write them with libbpf: opens, loads and attaches an object, shows its maps.
  *
  *     loader OBJECT [--set MAP KEY VALUE]... [--later MAP KEY VALUE]... [--gpu-ring MAP]
- *                   [--ring MAP] [--perf MAP] [--delete MAP KEY]
+ *                   [--ring MAP] [--perf MAP] [--delete MAP KEY] [--fill MAP COUNT VALUE]
  *
  * KEY and VALUE are numbers of the map's sizes.  --set writes before, --later after attaching.
  * Runs until SIGINT; then prints each map as `MAP KEY VALUE` in hexadecimal bytes, each record as
@@ -109,19 +109,34 @@ static void change(const struct bpf_object *object, char **words, bool removing)
     const struct bpf_map *map = map_named(object, words[0]);
     unsigned char key[64] = {0}, value[4096] = {0};
     uint64_t number = strtoull(words[1], NULL, 0);
-    memcpy(key, &number, sizeof number);
     int error;
+    memcpy(key, &number, sizeof number);
     if (removing) {
         error = bpf_map_delete_elem(bpf_map__fd(map), key);
     } else {
-        number = strtoull(words[2], NULL, 0);
-        memcpy(value, &number, sizeof number);
+        __extension__ unsigned __int128 wide = 0; /* hexadecimal digits of a whole value */
+        bool is_hex = strncmp(words[2], "0x", 2) == 0;
+        for (const char *at = words[2] + 2; is_hex && *at != '\0'; at++)
+            wide = wide << 4 | (unsigned)(*at <= '9' ? *at - '0' : *at - 'a' + 10);
+        if (!is_hex)
+            wide = strtoull(words[2], NULL, 0);
+        memcpy(value, &wide, sizeof wide);
         error = bpf_map_update_elem(bpf_map__fd(map), key, value, 0);
     }
     if (error != 0) {
         printf("%s %s: error %d\n", words[0], words[1], errno);
         fflush(stdout);
     }
+}
+
+/* Elements 0 to words[1] - 1 of an array. */
+static void fill(const struct bpf_object *object, char **words)
+{
+    int fd = bpf_map__fd(map_named(object, words[0]));
+    uint64_t value[512] = {strtoull(words[2], NULL, 0)};
+    for (uint32_t key = 0; key < strtoul(words[1], NULL, 0); key++)
+        if (bpf_map_update_elem(fd, &key, value, 0) != 0)
+            exit(1);
 }
 
 static size_t values_of(const struct bpf_map *map)
@@ -178,7 +193,9 @@ static const char *ring_of(int count, char **words, const char *option)
 static void changes(const struct bpf_object *object, int count, char **words, const char *option)
 {
     for (int i = 2; i < count; i++)
-        if (strcmp(words[i], option) == 0)
+        if (strcmp(words[i], "--fill") == 0 && strcmp(option, "--set") == 0)
+            fill(object, words + i + 1);
+        else if (strcmp(words[i], option) == 0)
             change(object, words + i + 1, strcmp(option, "--delete") == 0);
 }
 

@@ -258,12 +258,15 @@ def run_object(
         status = follow(running, output.collect, interval_s=interval)
         return finish(
             status,
-            lambda: _write(extras.added_to(output.report(), running), stream, as_json=as_json),
+            lambda: write_object(
+                extras.added_to(output.report(), running), stream, as_json=as_json
+            ),
             stream,
         )
 
 
-def _write(report: Report, stream: TextIO, *, as_json: bool) -> None:
+def write_object(report: Report, stream: TextIO, *, as_json: bool) -> None:
+    """Write an object's closing report: with ``as_json`` as one line after its records'."""
     from egpu.export.json import write_line  # noqa: PLC0415
 
     if as_json:

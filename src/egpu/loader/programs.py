@@ -26,6 +26,7 @@ from egpu.verifier import verify
 PROG_TYPE_KPROBE = 2  # Linux uapi, enum bpf_prog_type: kprobe/, kretprobe/, uprobe/ sections
 # bpftime: a program whose name begins (ends, in its older form) so is the GPU's.
 _GPU_PREFIX, _GPU_SUFFIX = "cuda__", "__cuda"
+_NAME_LENGTH = 15
 _PSEUDO = {
     PseudoSrc.MAP_FD: PseudoSrc.MAP_INDEX,
     PseudoSrc.MAP_FD_VALUE: PseudoSrc.MAP_INDEX_VALUE,
@@ -112,6 +113,19 @@ def place_of(program: LoadedProgram, place: str, *, leaving: bool) -> tuple[Atta
     return parse_section(f"{word}/{place}", program.name)
 
 
+def directly(programs: Iterable[LoadedProgram], name: str, point: AttachPoint) -> LoadedProgram:
+    """The program ``name``, at ``point`` and nowhere else; InputError if there is none.
+
+    Linux cuts names to 15 characters, and so does libbpf.
+    """
+    loaded = list(programs)
+    for each in loaded:
+        if each.name == name[:_NAME_LENGTH]:
+            return replace(each, points=(point,))
+    known = ", ".join(each.name for each in loaded) or "none"
+    raise InputError(f"the loader has no program {name}", hint=f"it has {known}", usage=True)
+
+
 def collect(
     programs: Iterable[LoadedProgram], maps: dict[int, MapSpec]
 ) -> tuple[Object, tuple[int, ...]]:
@@ -119,7 +133,11 @@ def collect(
 
     InputError if nothing is attached.
     """
-    attached = [each for each in programs if each.points]
+    attached = [
+        replace(each, points=points)
+        for each in programs
+        if (points := tuple(p for p in each.points if p.kind is not AttachKind.EXECUTOR))
+    ]
     if not attached:
         raise InputError("the loader attached no program to a kernel")
     numbers = tuple(dict.fromkeys(number for each in attached for number in each.numbers))

@@ -15,7 +15,10 @@ from pathlib import Path
 
 from egpu import session
 from egpu.bpf.maptypes import THREAD_SLOTS
+from egpu.bpf.program import Object
 from egpu.errors import AgentError, InputError
+from egpu.loader.directly import Shape, carried, carrier
+from egpu.loader.maps import LoaderMap
 from egpu.loader.server import LoaderServer
 from egpu.session import Options, Session
 from egpu.sim import private_folder
@@ -121,7 +124,22 @@ def run_attached(loader: Loader, argv: Sequence[str], options: Options) -> Sessi
     Raises as :func:`egpu.session.run`, and InputError if the loader attaches nothing.
     """
     loader.wait_attached()
-    made, maps = loader.server.collected()
+    return _started(loader, argv, options, *loader.server.collected())
+
+
+def run_directly(loader: Loader, name: str, shape: Shape, options: Options) -> Session:
+    """The same for its program ``name``, run as a kernel of its own."""
+    loader.wait_attached()
+    return _started(loader, carrier(shape), options, *loader.server.collected(name, carried()))
+
+
+def _started(
+    loader: Loader,
+    argv: Sequence[str],
+    options: Options,
+    made: Object,
+    maps: tuple[LoaderMap, ...],
+) -> Session:
     # A loader may delete whenever it likes.
     options = replace(options, map_deletions=True)
     running = session.run(argv, programs=made, options=options)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from egpu.bpf.program import Object
+from egpu.bpf.program import AttachPoint, Object
 from egpu.errors import AgentError, EgpuError, UnsupportedError
 from egpu.loader import protocol as wire
 from egpu.loader.maps import LoaderMap
@@ -18,6 +18,7 @@ from egpu.loader.programs import (
     PROG_TYPE_KPROBE,
     LoadedProgram,
     collect,
+    directly,
     load_program,
     new_map,
     place_of,
@@ -63,11 +64,19 @@ class LoaderServer:
             quiet = time.monotonic() - self._linked_at > _QUIET_S
             return bool(self._linked_at) and (self._read or quiet)
 
-    def collected(self) -> tuple[Object, tuple[LoaderMap, ...]]:
-        """What is attached, with the maps in their order; InputError if nothing is."""
+    def collected(
+        self, only: str = "", point: AttachPoint | None = None
+    ) -> tuple[Object, tuple[LoaderMap, ...]]:
+        """What is attached, with the maps in their order; InputError if nothing is.
+
+        With ``point``: the program ``only`` instead, attached there.
+        """
         with self._lock:
             specs = {number: each.known for number, each in self._maps.items()}
-            made, numbers = collect(self._programs.values(), specs)
+            programs = list(self._programs.values())
+            if point is not None:
+                programs = [directly(programs, only, point)]
+            made, numbers = collect(programs, specs)
             return made, tuple(self._maps[number] for number in numbers)
 
     def bind(self, session: Session, maps: tuple[LoaderMap, ...]) -> None:

@@ -1,0 +1,72 @@
+"""Example 15: programs that are kernels themselves, run on the simulated device."""
+
+import json
+
+import pytest
+from running import HERE, egpu
+
+OBJECT = HERE / "programs" / "directly_run.bpf.o"
+N, SIDE = 1024, 32
+GEMM_A, GEMM_B, GEMM_C = 65536, 655, 1373634560
+DIMS = SIDE | SIDE << 32 | SIDE << 64  # three u32
+
+
+def numbers(rows):
+    """{index: number} of a map of the report; values of 4 bytes are numbers, others hexadecimal."""
+    return {row["key"]: row["value"] for row in rows}
+
+
+def report_of(*words):
+    done = egpu("run-on-gpu", OBJECT, *words, "--sim", "--json")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return lines[-1], [line["text"] for line in lines if "text" in line]
+
+
+def test_a_program_runs_once_in_each_thread():
+    report, prints = report_of("cuda__run", 2, 3, 1, 1, 5, 1, 1)
+    assert prints == ["directly run on GPU"] * (2 * 3 * 5)
+    assert [row["launches_probed"] for row in report["kernels"]] == [2]
+    assert report_of("cuda__run")[1] == ["directly run on GPU"]
+
+
+def test_vectors():
+    words = ["--set", "vec_N", 0, N]
+    for i in (1, 2, 500, N - 1):
+        words += ["--set", "vec_A", i, i, "--set", "vec_B", i, 2 * i]
+    report, _ = report_of("cuda__vec_add", 1, 4, 1, 1, 256, 1, 1, *words)
+    assert numbers(report["maps"]["vec_C"]) == {i: 3 * i for i in (1, 2, 500, N - 1)}
+
+
+def test_matrices_under_a_loader(built):
+    if built.loader is None:
+        pytest.skip("there is no libbpf.so.1 on this machine")
+    words = [str(built.loader), str(OBJECT), "--set", "gemm_dims", "0", hex(DIMS)]
+    words += ["--fill", "gemm_A", str(SIDE * SIDE), str(GEMM_A)]
+    words += ["--fill", "gemm_B", str(SIDE * SIDE), str(GEMM_B)]
+    shape = (1, 4, 4, 1, 16, 16, 1)
+    done = egpu("run-on-gpu", "--sim", "--loader", " ".join(words), "cuda__gemm", *shape)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("gemm_C ")]
+    found = [int.from_bytes(bytes.fromhex(value), "little") for _, _, value in rows]
+    assert found[: SIDE * SIDE] == [GEMM_C] * (SIDE * SIDE)
+    assert not any(found[SIDE * SIDE :])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ((OBJECT,), 2, "no program to run"),
+        ((OBJECT, "cuda__nothing"), 2, "no program cuda__nothing in it"),
+        ((OBJECT, "cuda__run", 1, 2), 2, "count gx gy gz bx by bz"),
+        ((OBJECT, "cuda__run", 1, 1, 1, 1, 1024, 2, 1), 1, "a block of 2048 threads, limit 1024"),
+        ((OBJECT, "cuda__run", "--set", "vec_N", 1, 1), 1, "has 1 elements, not 1"),
+        ((OBJECT, "cuda__run", "--set", "vec_N", 0, 1 << 32), 1, "needs more than 4 bytes"),
+        ((OBJECT, "cuda__run", "--set", "nothing", 0, 1), 1, "no map nothing"),
+        (("--loader", "", "cuda__run"), 2, "names no program"),
+        (("--loader", "/nowhere", "cuda__run"), 1, "/nowhere: cannot start it"),
+    ],
+)
+def test_mistakes(built, words, code, message):
+    done = egpu("run-on-gpu", "--sim", *words)
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
