@@ -234,6 +234,12 @@ __attribute__((unused)) static __u32 (*const bpf_get_smp_processor_id)(void) =
     (void *)8;
 __attribute__((unused)) static __u64 (*const bpf_get_current_pid_tgid)(void) =
     (void *)14;
+__attribute__((unused)) static __u64 (*const bpf_get_current_uid_gid)(void) =
+    (void *)15;
+__attribute__((unused)) static long (*const bpf_get_current_comm)(void *buf, __u32 size_of_buf) =
+    (void *)16;
+__attribute__((unused)) static __u64 (*const bpf_ktime_get_boot_ns)(void) =
+    (void *)125;
 __attribute__((unused)) static long (*const bpf_ringbuf_output)(void *ringbuf, void *data, __u64 size, __u64 flags) =
     (void *)130;
 __attribute__((unused)) static void *(*const bpf_ringbuf_reserve)(void *ringbuf, __u64 size, __u64 flags) =
@@ -244,12 +250,20 @@ __attribute__((unused)) static void (*const bpf_ringbuf_discard)(void *data, __u
     (void *)133;
 __attribute__((unused)) static __u64 (*const bpf_ringbuf_query)(void *ringbuf, __u64 flags) =
     (void *)134;
+__attribute__((unused)) static __u64 (*const bpf_ktime_get_coarse_ns)(void) =
+    (void *)160;
 __attribute__((unused)) static long (*const bpf_for_each_map_elem)(void *map, void *callback_fn, void *callback_ctx, __u64 flags) =
     (void *)164;
+__attribute__((unused)) static __u64 (*const bpf_get_func_ip)(void *ctx) =
+    (void *)173;
+__attribute__((unused)) static __u64 (*const bpf_get_attach_cookie)(void *ctx) =
+    (void *)174;
 __attribute__((unused)) static long (*const bpf_trace_vprintk)(const char *fmt, __u32 fmt_size, const void *data, __u32 data_len) =
     (void *)177;
 __attribute__((unused)) static long (*const bpf_loop)(__u32 nr_loops, void *callback_fn, void *callback_ctx, __u64 flags) =
     (void *)181;
+__attribute__((unused)) static long (*const bpf_get_func_arg)(void *ctx, __u32 n, __u64 *value) =
+    (void *)183;
 __attribute__((unused)) static long (*const ebpf_puts)(const char *text) =
     (void *)501;
 __attribute__((unused)) static __u64 (*const bpf_get_globaltimer)(void) =

@@ -149,6 +149,8 @@ struct arena {
     uint64_t snapshot_offset, snapshot_due;
     bool copying;      /* a snapshot is on its way */
     bool requested;    /* by the session */
+    CUfunction clock;  /* writes the device's clock; NULL: not compared */
+    uint64_t clock_offset, clock_compared;
     bool complete;     /* the last waited-for snapshot was copied whole */
     uint32_t host_enabled; /* source of the enable word's copy */
     int files[2];          /* of the answer */
@@ -164,6 +166,7 @@ extern struct agent {
     _Atomic uint32_t twin_wait_ms;
     _Atomic uint64_t launch_id;
     uint32_t snapshot_ms, exit_wait_ms;
+    uint32_t features; /* enum egpu_feature */
     pid_t pid; /* that called cuInit; 0 before */
     struct egpu_stats_header *stats;
     struct egpu_stats_slot *slots;
@@ -241,6 +244,10 @@ void egpu_snapshot_final(struct arena *arena);
 void egpu_enable_all(uint32_t enabled);
 void egpu_commands(struct arena *arena);
 void egpu_arena_close(struct arena *arena, bool context_alive);
+
+/* clock.c */
+void egpu_clock_begin(struct arena *arena);
+void egpu_clock_end(struct arena *arena);
 
 /* commands.c */
 void egpu_command(const unsigned char *packet, size_t size, int *files);

@@ -1,5 +1,6 @@
 /* Arenas: one pair per context, made at its first twin.  Under the arena lock unless said. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -234,6 +235,17 @@ static const char *write_chunks(struct arena *arena, uint64_t size)
     return failure;
 }
 
+/* The name of the process, as Linux has it. */
+static void read_comm(char comm[16])
+{
+    int file = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
+    ssize_t size = file >= 0 ? read(file, comm, 15) : -1;
+    if (size > 0 && comm[size - 1] == '\n')
+        comm[size - 1] = '\0';
+    if (file >= 0)
+        close(file);
+}
+
 static const char *write_header(struct arena *arena)
 {
     unsigned char header[128] = {0};
@@ -244,7 +256,13 @@ static const char *write_header(struct arena *arena)
     memcpy(header + EGPU_ARENA_HEADER_AT_VERSION, &version, sizeof version);
     memcpy(header + EGPU_ARENA_HEADER_AT_SM_SLOTS, &arena->sm_slots, sizeof arena->sm_slots);
     memcpy(header + EGPU_ARENA_HEADER_AT_SIZE, &arena->device_size, sizeof arena->device_size);
+    uint32_t uid = getuid(), gid = getgid();
     memcpy(header + EGPU_ARENA_HEADER_AT_PID, &pid, sizeof pid);
+    memcpy(header + EGPU_ARENA_HEADER_AT_UID, &uid, sizeof uid);
+    memcpy(header + EGPU_ARENA_HEADER_AT_GID, &gid, sizeof gid);
+    read_comm((char *)header + EGPU_ARENA_HEADER_AT_COMM);
+    egpu_clock_begin(arena);
+    memcpy(header + EGPU_ARENA_HEADER_AT_CLOCK, &arena->clock_offset, sizeof arena->clock_offset);
     memcpy(header + EGPU_ARENA_HEADER_AT_ENABLED, &arena->host_enabled, sizeof arena->host_enabled);
     if (!copy(arena, 0, header, sizeof header) ||
         CALL(cuStreamSynchronize, arena->stream) != CUDA_SUCCESS)

@@ -91,6 +91,7 @@
   USE(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D_v2 *copy, CUstream stream)) \
   USE(cuMemsetD8Async, (CUdeviceptr to, unsigned char value, size_t size, CUstream stream)) \
   USE(cuStreamCreate, (CUstream *stream, unsigned flags)) \
+  USE(cuStreamDestroy_v2, (CUstream stream)) \
   USE(cuStreamQuery, (CUstream stream)) \
   USE(cuStreamSynchronize, (CUstream stream)) \
   USE(cuStreamIsCapturing, (CUstream stream, int *status)) \

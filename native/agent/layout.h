@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define EGPU_LAYOUT_VERSION 3u
+#define EGPU_LAYOUT_VERSION 4u
 #define EGPU_LAUNCH_BLOCK_SIZE 32u
 #define EGPU_LAUNCH_FLAG_CAPTURED 1u
 #define EGPU_ARENA_HEADER_SIZE 4096u
@@ -25,7 +25,11 @@
 #define EGPU_ARENA_HEADER_AT_SM_SLOTS 12u /* 4 bytes */
 #define EGPU_ARENA_HEADER_AT_SIZE 16u /* 8 bytes */
 #define EGPU_ARENA_HEADER_AT_PID 24u /* 4 bytes */
+#define EGPU_ARENA_HEADER_AT_UID 32u /* 4 bytes */
+#define EGPU_ARENA_HEADER_AT_GID 36u /* 4 bytes */
+#define EGPU_ARENA_HEADER_AT_COMM 40u /* 16 bytes */
 #define EGPU_ARENA_HEADER_AT_ENABLED 64u /* 4 bytes */
+#define EGPU_ARENA_HEADER_AT_CLOCK 72u /* 8 bytes */
 
 #define EGPU_RING_CONTROL_AT_HEAD 0u /* 8 bytes */
 #define EGPU_RING_CONTROL_AT_TAIL 8u /* 8 bytes */
@@ -43,5 +47,10 @@
 #define EGPU_HOST_CONTROL_AT_FINAL 56u /* 4 bytes */
 #define EGPU_HOST_CONTROL_AT_COMMANDS 64u /* 8 bytes */
 #define EGPU_HOST_CONTROL_AT_COMMANDS_SIZE 72u /* 8 bytes */
+#define EGPU_HOST_CONTROL_AT_CLOCK_SAMPLE 80u /* 8 bytes */
+#define EGPU_HOST_CONTROL_AT_CLOCK_OFFSET 88u /* 8 bytes */
+#define EGPU_HOST_CONTROL_AT_CLOCK_ERROR 96u /* 8 bytes */
+#define EGPU_HOST_CONTROL_AT_CLOCK_DRIFT 104u /* 8 bytes */
+#define EGPU_HOST_CONTROL_AT_CLOCK_SPAN 112u /* 8 bytes */
 
 #endif

@@ -54,6 +54,10 @@ enum egpu_reason {
     EGPU_REASON_FORM = 9,
 };
 
+enum egpu_feature {
+    EGPU_FEATURE_CLOCK = 1,
+};
+
 enum egpu_command_error {
     EGPU_COMMAND_NONE = 0,
     EGPU_COMMAND_GONE = 1,
@@ -151,7 +155,7 @@ struct egpu_welcome {
     uint32_t twin_wait_ms;
     uint32_t snapshot_ms;
     uint32_t exit_wait_ms;
-    uint32_t reserved;
+    uint32_t features;
 };
 
 /* the session will not serve this process; followed by reason */

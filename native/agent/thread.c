@@ -88,7 +88,8 @@ static bool finish(void)
             continue;
         egpu_commands(arena); /* begun before the device is waited for: the snapshot has it */
         if (CALL(cuCtxSetCurrent, arena->context) == CUDA_SUCCESS)
-            CALL(cuCtxSynchronize);
+            if (CALL(cuCtxSynchronize) == CUDA_SUCCESS)
+                egpu_clock_end(arena);
         egpu_commands(arena);
         egpu_snapshot_now(arena, egpu_now() + egpu.exit_wait_ms * 1000000ull, only == NULL);
     }

@@ -213,6 +213,7 @@ static int take_welcome(const unsigned char *packet, size_t size, int file)
     egpu.slots = (struct egpu_stats_slot *)((char *)memory + EGPU_STATS_HEADER_SIZE);
     egpu.snapshot_ms = welcome.snapshot_ms;
     egpu.exit_wait_ms = welcome.exit_wait_ms;
+    egpu.features = welcome.features;
     atomic_store(&egpu.epoch, welcome.epoch);
     atomic_store(&egpu.twin_wait_ms, welcome.twin_wait_ms);
     return 0;

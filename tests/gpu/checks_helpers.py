@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
+
+import identity_records
 from building import HERE, Built
 from observing import egpu, plain, require
 from print_lines import documents, wrong_lines
@@ -21,4 +25,25 @@ def printk(built: Built) -> str:
     return f"{len(lines):,} lines exact, {report['printed']['dropped']:,} dropped"
 
 
-CHECKS = (printk,)
+def ktime(built: Built) -> str:
+    """Times on the host's clock, within the error that the agent says; who runs."""
+    workload = [str(built.demo), "--launches", "3", "--size", "300000", "--json"]
+    program = str(HERE / "probes" / "identity.bpf.o")
+    before = time.monotonic_ns()
+    run = plain(egpu("run", program, "--json", "--", *workload), timeout=120)
+    after = time.monotonic_ns()
+    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
+    records, report, kernels = identity_records.documents(run.output)
+    uid_gid = os.getgid() << 32 | os.getuid()
+    wrong = identity_records.wrong_records(records, kernels, (before, after), uid_gid)
+    require(not wrong, f"{len(wrong)} wrong, such as {wrong[:5]}")
+    (clock,) = report["clocks"]
+    error, drift, span = (clock[name] for name in ("error_ns", "drift_ns", "span_ns"))
+    require(0 < error < 1_000_000, f"the clocks were compared within {error} ns only")
+    require(span > 0, "the clocks were not compared again")
+    # Two comparisons are off by their error each; good clocks part by less than 200 in 10^6.
+    require(abs(drift) <= 2 * error + span // 5000, f"{drift} ns apart in {span} ns")
+    return f"{len(records):,} records; within {error / 1e3:.1f} us, {drift / 1e3:+.1f} us later"
+
+
+CHECKS = (printk, ktime)

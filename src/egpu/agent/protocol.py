@@ -96,7 +96,7 @@ MESSAGES: Final = (
     # session to agent
     Message(Kind.WELCOME, "answers HELLO; file 0 is the stats memory",
             (("stats_size", "u64"), ("layout", "u32"), ("epoch", "u32"), ("twin_wait_ms", "u32"),
-             ("snapshot_ms", "u32"), ("exit_wait_ms", "u32")), files=1),
+             ("snapshot_ms", "u32"), ("exit_wait_ms", "u32"), ("features", "u32")), files=1),
     Message(Kind.BYE, "the session will not serve this process", (), ("reason",)),
     Message(Kind.ARENA, "answers OPEN_ARENA; file 0 is the host arena, file 1 the initial "
             "contents; rings holds rows of struct egpu_ring",
@@ -158,6 +158,12 @@ class Reason(enum.IntEnum):
     DETACHED = 7     # detached, session lost or process ending
     ARENA = 8        # no arena for this context
     FORM = 9         # a launch call that carries no hidden parameter (cuLaunchGrid, multi-device)
+
+
+class Feature(enum.IntFlag):
+    """What programs use of the agent beyond maps, so that nobody else pays for it."""
+
+    CLOCK = 1        # the device's clock against the host's
 
 
 class CommandError(enum.IntEnum):

@@ -53,7 +53,8 @@ class Server:
 
     A launch waits at most ``twin_wait_s`` for its twin; maps are copied to the host arenas every
     ``snapshot_period_s`` (0: only when asked); a process's end waits at most ``exit_wait_s`` for
-    the device and the last copy.  ``problems`` collects what went wrong on the wire, one line each;
+    the device and the last copy.  ``features`` are what programs use of the agents beyond maps.
+    ``problems`` collects what went wrong on the wire, one line each;
     ``on_twin`` is called on the server's thread with what became of each twin.  Close it (or use
     ``with``); closing leaves the workloads running unprobed.
     """
@@ -66,6 +67,7 @@ class Server:
         twin_wait_s: float = 10.0,
         snapshot_period_s: float = 1.0,
         exit_wait_s: float = 10.0,
+        features: wire.Feature | None = None,
         on_twin: Callable[[TwinState], None] | None = None,
     ) -> None:
         self.socket_path = directory / SOCKET_NAME
@@ -74,6 +76,7 @@ class Server:
         self._twin_wait_ms = _milliseconds(twin_wait_s)
         self._snapshot_ms = _milliseconds(snapshot_period_s)
         self._exit_wait_ms = _milliseconds(exit_wait_s)
+        self._features = int(features or 0)
         self._on_twin = on_twin
         self._epoch = 1
         self._peers: list[Peer] = []
@@ -316,6 +319,7 @@ class Server:
                     twin_wait_ms=self._twin_wait_ms,
                     snapshot_ms=self._snapshot_ms,
                     exit_wait_ms=self._exit_wait_ms,
+                    features=self._features,
                 ),
                 (file,),
             )

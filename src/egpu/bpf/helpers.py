@@ -21,6 +21,8 @@ class Arg(enum.Enum):
     READ = "read"  # readable memory, size in the next argument
     SIZE = "size"  # byte count of the argument before, > 0
     CONST_SIZE = "const_size"  # a constant byte count (record size), > 0
+    WRITE = "write"  # writable memory, may be uninitialised, size in the next argument
+    PARAMETER = "parameter"  # a constant: which of the kernel's parameters
     OUT_U64 = "out_u64"  # writable, 8 bytes, may be uninitialised
     RECORD = "record"  # start of a reserved ring-buffer record; its reference is released
     CONTEXT = "ctx"
@@ -104,7 +106,7 @@ _ROWS: tuple[Helper, ...] = (
            24, map_types=_KEYED, memory=4),
     Helper(3, "bpf_map_delete_elem", (_A.MAP, _A.KEY), Ret.SCALAR,
            "long (*%s)(void *map, const void *key)", "map_delete", 2, map_types=_KEYED),
-    Helper(5, "bpf_ktime_get_ns", (), Ret.SCALAR, "__u64 (*%s)(void)", "ktime_get_ns", 4),
+    Helper(5, "bpf_ktime_get_ns", (), Ret.SCALAR, "__u64 (*%s)(void)", "ktime_get_ns", 4, memory=1),
     Helper(6, "bpf_trace_printk", (_A.FORMAT, _A.FORMAT_SIZE, _A.PRINTED, _A.PRINTED, _A.PRINTED),
            Ret.SCALAR, "long (*%s)(const char *fmt, __u32 fmt_size, ...)", "print", 240,
            memory=16, atomics=2),
@@ -114,6 +116,13 @@ _ROWS: tuple[Helper, ...] = (
            maximum=0xFFFFFFFF, uniform=True),
     Helper(14, "bpf_get_current_pid_tgid", (), Ret.SCALAR, "__u64 (*%s)(void)", "pid_tgid", 4,
            memory=1, uniform=True, launch=True),
+    Helper(15, "bpf_get_current_uid_gid", (), Ret.SCALAR, "__u64 (*%s)(void)", "uid_gid", 4,
+           memory=1, uniform=True, launch=True),
+    Helper(16, "bpf_get_current_comm", (_A.WRITE, _A.SIZE), Ret.SCALAR,
+           "long (*%s)(void *buf, __u32 size_of_buf)", "comm", 32, memory=4, uniform=True,
+           launch=True),
+    Helper(125, "bpf_ktime_get_boot_ns", (), Ret.SCALAR, "__u64 (*%s)(void)", "ktime_get_ns", 4,
+           memory=1),
     Helper(130, "bpf_ringbuf_output", (_A.MAP, _A.READ, _A.SIZE, _A.SCALAR), Ret.SCALAR,
            "long (*%s)(void *ringbuf, void *data, __u64 size, __u64 flags)", "ringbuf_output", 96,
            map_types=_RING, memory=8, atomics=2),
@@ -127,10 +136,16 @@ _ROWS: tuple[Helper, ...] = (
     Helper(134, "bpf_ringbuf_query", (_A.MAP, _A.SCALAR), Ret.SCALAR,
            "__u64 (*%s)(void *ringbuf, __u64 flags)", "ringbuf_query", 8, map_types=_RING,
            memory=2),
+    Helper(160, "bpf_ktime_get_coarse_ns", (), Ret.SCALAR, "__u64 (*%s)(void)", "ktime_get_ns", 4,
+           memory=1),
     Helper(164, "bpf_for_each_map_elem", (_A.MAP, _A.CALLBACK, _A.CALLBACK_CONTEXT, _A.SCALAR),
            Ret.SCALAR,
            "long (*%s)(void *map, void *callback_fn, void *callback_ctx, __u64 flags)",
            "for_each", 8, map_types=_WALKED),
+    Helper(173, "bpf_get_func_ip", (_A.CONTEXT,), Ret.SCALAR, "__u64 (*%s)(void *ctx)", "func_ip",
+           2, maximum=0xFFFFFFFF, uniform=True, launch=True),
+    Helper(174, "bpf_get_attach_cookie", (_A.CONTEXT,), Ret.SCALAR, "__u64 (*%s)(void *ctx)",
+           "attach_cookie", 1, uniform=True, launch=True),
     Helper(177, "bpf_trace_vprintk",
            (_A.FORMAT, _A.FORMAT_SIZE, _A.PRINTED_ARRAY, _A.PRINTED_SIZE), Ret.SCALAR,
            "long (*%s)(const char *fmt, __u32 fmt_size, const void *data, __u32 data_len)",
@@ -138,6 +153,9 @@ _ROWS: tuple[Helper, ...] = (
     Helper(181, "bpf_loop", (_A.SCALAR, _A.CALLBACK, _A.CALLBACK_CONTEXT, _A.SCALAR), Ret.SCALAR,
            "long (*%s)(__u32 nr_loops, void *callback_fn, void *callback_ctx, __u64 flags)",
            "loop", 4),
+    Helper(183, "bpf_get_func_arg", (_A.CONTEXT, _A.PARAMETER, _A.OUT_U64), Ret.SCALAR,
+           "long (*%s)(void *ctx, __u32 n, __u64 *value)", "func_arg", 4, maximum=0, uniform=True,
+           launch=True),
     Helper(501, "ebpf_puts", (_A.TEXT,), Ret.SCALAR, "long (*%s)(const char *text)", "print", 160,
            memory=16, atomics=2),
     Helper(502, "bpf_get_globaltimer", (), Ret.SCALAR, "__u64 (*%s)(void)", "globaltimer", 2),

@@ -40,6 +40,10 @@ class Place:
     warp: int = 0
     lane: int = 0
     pid_tgid: int = 1 << 32 | 1
+    uid_gid: int = 0
+    comm: bytes = b"egpu"
+    kernel: int = 0
+    parameters: tuple[int, ...] = ()
     seed: int = 1
 
     @property
@@ -237,6 +241,23 @@ def _query(machine: Machine, args: Sequence[int]) -> int:
     return answers[args[1]] if args[1] < len(answers) else 0
 
 
+def _comm(machine: Machine, args: Sequence[int]) -> int:
+    room = machine.space.view(args[0], args[1], write=True)
+    room[:] = machine.place.comm[: args[1] - 1].ljust(args[1], b"\0")
+    return 0
+
+
+def _cookie(machine: Machine, args: Sequence[int]) -> int:
+    return machine.program.cookie
+
+
+def _parameter(machine: Machine, args: Sequence[int]) -> int:
+    if args[1] >= len(machine.place.parameters):
+        return -errno.EINVAL
+    machine.space.store(args[2], 8, machine.place.parameters[args[1]])
+    return 0
+
+
 def _triple(choose: Callable[[Place], Triple]) -> Callable[[Machine, Sequence[int]], int]:
     def body(machine: Machine, args: Sequence[int]) -> int:
         for address, value in zip(args, choose(machine.place), strict=False):
@@ -267,6 +288,13 @@ _BY_NAME: dict[str, Callable[[Machine, Sequence[int]], int]] = {
     "bpf_get_prandom_u32": _random,
     "bpf_get_smp_processor_id": _place(lambda place: place.sm),
     "bpf_get_current_pid_tgid": _place(lambda place: place.pid_tgid),
+    "bpf_get_current_uid_gid": _place(lambda place: place.uid_gid),
+    "bpf_get_current_comm": _comm,
+    "bpf_ktime_get_boot_ns": _clock,
+    "bpf_ktime_get_coarse_ns": _clock,
+    "bpf_get_func_ip": _place(lambda place: place.kernel),
+    "bpf_get_attach_cookie": _cookie,
+    "bpf_get_func_arg": _parameter,
     "bpf_ringbuf_output": _output,
     "bpf_ringbuf_reserve": _reserve,
     "bpf_ringbuf_submit": _submit,

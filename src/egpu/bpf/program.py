@@ -149,6 +149,7 @@ class Program:
     lines: tuple[SourceLine, ...] = ()
     license: str = ""
     missing: tuple[str, ...] = ()
+    cookie: int = 0  # what bpf_get_attach_cookie gives
 
 
 @dataclass(frozen=True, slots=True)

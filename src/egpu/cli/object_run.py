@@ -15,6 +15,7 @@ from egpu.tools.sections import common_data, cost, coverage, launch_data
 
 if TYPE_CHECKING:
     from egpu.session import Ring, Session
+    from egpu.session.features import Clock
     from egpu.session.prints import Line, Prints
 
 ROWS = 64  # entries of one map shown in the text; JSON has all
@@ -78,13 +79,17 @@ class ObjectOutput:
                 "missing": totals.holes,
             }
         parts += _print_report(self._session.prints)
+        if not self._session.simulated:  # whose clock the report says is simulated
+            parts += _clock_report(self._session.clocks)
         parts += [*coverage(run), *cost(run)]
         printed = asdict(self._session.prints.totals())
         kernels = [launch_data(kernel) for kernel in run.kernels]
         return Report(
             "object/1",
             tuple(parts),
-            common_data(run) | {"maps": data, "kernels": kernels, "printed": printed},
+            common_data(run)
+            | {"maps": data, "kernels": kernels, "printed": printed}
+            | {"clocks": [asdict(clock) for clock in self._session.clocks]},
         )
 
     def _rings(self) -> Iterator[tuple[str, Ring]]:
@@ -122,6 +127,22 @@ class ObjectOutput:
             text = record.hex() if isinstance(record, bytes) else shown(record)
             self._stream.write(f"{name}: {text}\n")
         self._stream.flush()
+
+
+def _clock_report(clocks: Sequence[Clock]) -> list[Part]:
+    """How far times of bpf_ktime_get_ns may be off."""
+    parts: list[Part] = []
+    for clock in clocks:
+        if not clock.error_ns:
+            text = "times are the device's own: its clock could not be compared with the host's"
+        else:
+            text = f"times are the host's CLOCK_MONOTONIC within {clock.error_ns / 1e3:.1f} us"
+        if clock.span_ns:
+            text += f"; the clocks went {clock.drift_ns / 1e3:+.1f} us apart"
+            text += f" in {clock.span_ns / 1e9:.1f} s"
+        weight = Weight.PLAIN if clock.error_ns else Weight.WARNING
+        parts.append(Paragraph(f"bpf_ktime_get_ns ({clock.device}): {text}", weight))
+    return parts
 
 
 def _print_report(prints: Prints) -> list[Part]:

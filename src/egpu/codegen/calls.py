@@ -9,12 +9,19 @@ from collections.abc import Callable
 
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.maptypes import Storage, traits
-from egpu.codegen.arena import ARENA_HEADER
 from egpu.codegen.arrays import map_delete, map_lookup, map_update
 from egpu.codegen.callbacks import CALLING_BACK
 from egpu.codegen.hashes import HASHES
 from egpu.codegen.helper_call import Call, argument_place
-from egpu.codegen.ir import GLOBAL
+from egpu.codegen.identity import (
+    attach_cookie,
+    comm,
+    func_arg,
+    func_ip,
+    ktime_get_ns,
+    pid_tgid,
+    uid_gid,
+)
 from egpu.codegen.library_ring import DISCARD
 from egpu.codegen.prints import print_line
 from egpu.codegen.rings import ring_commit, ring_output, ring_query, ring_reserve
@@ -46,16 +53,6 @@ def _register(name: str, bits: int = 32) -> Callable[[Call], str]:
 
 def _sm(call: Call) -> str:
     return call.scope.sm()
-
-
-def _pid_tgid(call: Call) -> str:
-    """The workload's pid twice: device threads belong to no thread of it."""
-    scope, body = call.scope, call.scope.body
-    offset, size = ARENA_HEADER["pid"]
-    address = body.add(scope.launch("device_arena"), offset)
-    pid = body.load(f"i{8 * size}", GLOBAL, body.pointer(address), size)
-    pid = body.resize(pid, 8 * size, 64)
-    return body.binary("or", "i64", body.binary("shl", "i64", pid, "32"), pid)
 
 
 def _three(name: str) -> Callable[[Call], str]:
@@ -109,12 +106,17 @@ _BODIES: dict[str, Callable[[Call], str | None]] = {
     "map_lookup":      _of_map("map_lookup"),
     "map_update":      _of_map("map_update"),
     "map_delete":      _of_map("map_delete"),
-    "ktime_get_ns":    _register("globaltimer", 64),
+    "ktime_get_ns":    ktime_get_ns,
     "globaltimer":     _register("globaltimer", 64),
     "print":           print_line,
     "prandom_u32":     _register("prandom", 64),
     "sm_id":           _sm,
-    "pid_tgid":        _pid_tgid,
+    "pid_tgid":        pid_tgid,
+    "uid_gid":         uid_gid,
+    "comm":            comm,
+    "func_ip":         func_ip,
+    "attach_cookie":   attach_cookie,
+    "func_arg":        func_arg,
     "ringbuf_output":  ring_output,
     "ringbuf_reserve": ring_reserve,
     "ringbuf_submit":  ring_commit(0),

@@ -125,7 +125,7 @@ def _digest(program: Program, point: AttachPoint, target: Target, launch: Launch
         for spec in program.maps
     ]
     where = (point.kind, point.level, point.detail)
-    parts = (release, _REVISION, target, launch, where, program.code, maps)
+    parts = (release, _REVISION, target, launch, where, program.code, program.cookie, maps)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -71,7 +71,7 @@ from egpu.bpf.maptypes import THREAD_SLOTS, Storage, table_slots, traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError, UnsupportedError
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 
 LAUNCH_BLOCK_SIZE = 32
 # fmt: off
@@ -91,7 +91,11 @@ ARENA_HEADER: dict[str, tuple[int, int]] = {
     "sm_slots": (12, 4),
     "size":     (16, 8),
     "pid":      (24, 4),       # of the workload, what bpf_get_current_pid_tgid gives as tgid
+    "uid":      (32, 4),       # what bpf_get_current_uid_gid gives
+    "gid":      (36, 4),
+    "comm":     (40, 16),      # what bpf_get_current_comm gives
     "enabled":  (64, 4),       # tested by probes of captured launches; 0 = do nothing
+    "clock":    (72, 8),       # added to %globaltimer it gives CLOCK_MONOTONIC, modulo 2^64
 }
 ARENA_HEADER_SIZE = 4096
 MAP_ALIGNMENT = 256
@@ -139,6 +143,11 @@ HOST_CONTROL: dict[str, tuple[int, int]] = {
     "final":         (56, 4),  # 1: the workload made its last snapshot
     "commands":      (64, 8),  # byte offset of the command area
     "commands_size": (72, 8),
+    "clock_sample": (80, 8),   # where the device writes its clock while it is compared
+    "clock_offset": (88, 8),   # as ARENA_HEADER's clock
+    "clock_error":  (96, 8),   # ns by which that may be wrong; 0: never compared
+    "clock_drift":  (104, 8),  # ns, signed: how far the clocks went apart until the process ended
+    "clock_span":   (112, 8),  # ns in which they did; 0: not compared again
 }
 HOST_CONTROL_SIZE = 4096
 COMMAND_SIZE = 256 << 10            # bytes of the command area

@@ -7,7 +7,7 @@ to its place in the common tuple before anything is verified or compiled.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from egpu.bpf.prints import ring_spec, with_print_ring
@@ -31,6 +31,20 @@ class Collection:
     names: tuple[str, ...]
     links: tuple[str, ...] = ()
 
+    def with_cookies(self, cookies: Mapping[str, int]) -> Collection:
+        """The same with what bpf_get_attach_cookie gives in each program, by name.
+
+        Raises InputError for a program that is not there or a number of more than 64 bits.
+        """
+        names = {program.name for program in self.programs}
+        for name in cookies.keys() - names:
+            raise InputError(f"no program {name!r} to give a cookie to", where="cookies")
+        programs = tuple(
+            replace(each, cookie=_cookie(cookies.get(each.name, 0), each.name))
+            for each in self.programs
+        )
+        return replace(self, programs=programs)
+
     def with_deletions(self) -> Collection:
         """The same with hash maps from which others than the programs can delete."""
         maps = tuple(replace(spec, deletes=True) for spec in self.maps)
@@ -40,6 +54,12 @@ class Collection:
         """The same programs with other maps in the places of theirs."""
         programs = tuple(replace(program, maps=maps) for program in self.programs)
         return replace(self, programs=programs, maps=maps)
+
+
+def _cookie(value: int, name: str) -> int:
+    if not 0 <= value < 1 << 64:
+        raise InputError(f"cookie {value} does not fit 64 bits", where=f"program {name}")
+    return value
 
 
 def combine(objects: Sequence[Object]) -> Collection:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from egpu.agent import ArenaLink, Server, launch
+from egpu.agent.protocol import Feature
 from egpu.agent.twin import (
     ArenaSetup,
     DeviceInfo,
@@ -33,6 +34,7 @@ from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
 from egpu.session.cache import TwinCache, cache_limit, default_directory
 from egpu.session.explain import Explanation, explain, without_resources
+from egpu.session.features import Clock, clocks, features_of
 from egpu.session.links import Link, Links
 from egpu.session.loadable import Object
 from egpu.session.objects import Collection, combine
@@ -61,7 +63,8 @@ class Options:
     BPFTIME_MAP_GPU_THREAD_COUNT says, else 1,024); threads beyond them find no value.
     ``cost_limit``: most instructions, in the worst case, that a program may add to a thread (see
     ``egpu.verifier.Limits.cost``). ``print_limit``: lines of bpf_printk given out in a second, 0
-    for all. ``environment`` is added to the workload's.
+    for all. ``cookies``: what bpf_get_attach_cookie gives, by program name; 0 for others.
+    ``environment`` is added to the workload's.
     """
 
     simulated: bool = False
@@ -77,6 +80,7 @@ class Options:
     cost_limit: int = Limits().cost
     thread_slots: int | None = None
     print_limit: int = 10_000
+    cookies: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -202,6 +206,12 @@ class Session:
             notes.append(f"{self._cache.damaged} damaged files of the twin cache were built anew")
         return (*notes, *self._server.problems)
 
+    @property
+    def clocks(self) -> tuple[Clock, ...]:
+        """How well device clocks agree with the host's, if a program asks for the time."""
+        used = Feature.CLOCK in features_of(self._verified)
+        return clocks(self._arenas.all()) if used else ()
+
     def running(self) -> bool:
         """Whether the started process still runs."""
         return self._process.poll() is None
@@ -326,6 +336,7 @@ class Session:
             self._broker,
             twin_wait_s=self._options.twin_wait_s,
             snapshot_period_s=self._options.snapshot_period_s,
+            features=features_of(self._verified),
         )
         self._cleanup.callback(self._server.close)
         self._links.serve(self._server)
@@ -393,8 +404,8 @@ def run(
         raise InputError("no command to run", hint="put it behind --", usage=True)
     given = [programs] if isinstance(programs, Programs) else list(programs)
     objects = [item if isinstance(item, Object) else Object(item) for item in given]
-    collection = combine([item.bound() for item in objects])
     options = options or Options()
+    collection = combine([item.bound() for item in objects]).with_cookies(options.cookies)
     _refuse_unproven_maps(collection, options)
     if options.map_deletions:
         collection = collection.with_deletions()

@@ -33,6 +33,8 @@ _REFUSED: dict[int, str] = {
 
 _CORE_HINT = "test for it first: bpf_core_field_exists() and its like"
 _KEY_SIZE = 4  # of arrays
+WRITE_LIMIT = 256  # bytes that a helper writes to memory it is given
+PARAMETERS_LIMIT = 512  # of a kernel
 _LARGEST_KEY = 256  # of tables
 _FORMAT_ARGUMENTS = 2  # before the values that a format shows
 _LARGEST_VALUE = 1 << 29  # as for pointer offsets
@@ -106,7 +108,7 @@ class _Call:
         self.ring_bytes = 0
         self.record_size = 0
         self.released = 0
-        self.outputs: list[Pointer] = []
+        self.outputs: list[tuple[Pointer, int]] = []
         self.prints = PrintChecker(setting, recorder, state, step)
 
     def _refuse(
@@ -147,10 +149,19 @@ class _Call:
                 self.prints.text(value)
             case Arg.CONST_SIZE:
                 self._constant_size(register, value)
+            case Arg.WRITE:
+                length = self._number(register + 1)
+                size = length.constant() or 0
+                if not 0 < size <= WRITE_LIMIT:
+                    needs = f"a constant size from 1 to {WRITE_LIMIT}"
+                    raise self._refuse(register + 1, length, needs)
+                self.outputs.append((self._memory(register, value, size, Access.WRITE), size))
+            case Arg.PARAMETER:
+                self._parameter(register, value)
             case Arg.OUT_U64:
                 pointer = self._memory(register, value, 8, Access.WRITE)
                 checks.aligned(self.setting, pointer, 8, Access.WRITE)
-                self.outputs.append(pointer)
+                self.outputs.append((pointer, 8))
             case Arg.RECORD:
                 self._record(register, value)
             case Arg.CALLBACK:
@@ -215,6 +226,13 @@ class _Call:
         value = checks.initialised(self.setting, self.state.frame.registers[register], register)
         return checks.scalar(self.setting, value, register, "a size leaks a pointer")
 
+    def _parameter(self, register: int, value: Scalar | Pointer) -> None:
+        number = checks.scalar(self.setting, value, register, "a number leaks a pointer").constant()
+        if number is None or number >= PARAMETERS_LIMIT:
+            needs = f"a constant below {PARAMETERS_LIMIT}: which of the kernel's parameters"
+            raise self._refuse(register, value, needs)
+        self.recorder.parameters.add(number)
+
     def _constant_size(self, register: int, value: Scalar | Pointer) -> None:
         size = checks.scalar(self.setting, value, register, "a size leaks a pointer").constant()
         if not size or size >= 1 << 29:
@@ -238,13 +256,13 @@ class _Call:
 
     def finish(self) -> int:
         """Apply the call: memory written, records released, r0 to r5."""
-        for pointer in self.outputs:
+        for pointer, size in self.outputs:
             if pointer.region is Region.STACK:
                 frame = self.state.frames[pointer.owner]
                 if pointer.variable is None:
-                    clobber_stack(frame, pointer.offset, 8)
+                    clobber_stack(frame, pointer.offset, size)
                 else:
-                    overwrite_somewhere(frame, pointer, 8, S64.unknown)
+                    overwrite_somewhere(frame, pointer, size, S64.unknown)
         if self.released:
             self.state.release(self.released)
         registers = self.state.frame.registers

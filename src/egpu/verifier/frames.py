@@ -37,6 +37,10 @@ def byte_mask(offset: int, size: int) -> int:
     return ((1 << end) - 1) & ~((1 << first) - 1) if first < end else 0
 
 
+# Arguments behind which helpers write.
+OUTPUTS = frozenset({Arg.OUT_U64, Arg.WRITE})
+
+
 class Frames:
     """Stack places of a program's instructions; ``callers`` are the functions that may be running
     above each function, ``callbacks`` those whose address is taken."""
@@ -87,12 +91,19 @@ class Frames:
             return () if place is None else (place,)
         if step.kind is Kind.CALL and step.src == CallSrc.HELPER and step.imm in HELPERS:
             outputs = (
-                self.place(step, position + 1, 8)
+                self.place(step, position + 1, self.output_size(step, position))
                 for position, kind in enumerate(HELPERS[step.imm].args)
-                if kind is Arg.OUT_U64
+                if kind in OUTPUTS
             )
             return tuple(place for place in outputs if place is not None)
         return ()
+
+    def output_size(self, step: Step, position: int) -> int | None:
+        """Bytes that a helper writes behind its argument ``position``; None: it is not known."""
+        if HELPERS[step.imm].args[position] is Arg.OUT_U64:
+            return 8
+        size = self.operand(step.pc, position + 2)  # the register after the pointer's
+        return None if size is None else size.value
 
     def foreign_writes(self) -> dict[int, int]:
         """For each function, the bytes of its frame that functions below it may write."""

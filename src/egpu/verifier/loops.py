@@ -13,6 +13,7 @@ from typing import NamedTuple
 from egpu.bpf.helpers import HELPERS, Arg
 from egpu.bpf.isa import AluOp, CallSrc, Kind
 from egpu.verifier.distances import SOMEWHERE, Distances, distances_of, escapes
+from egpu.verifier.frames import OUTPUTS
 from egpu.verifier.structure import Step, Structure
 
 _PATIENCE = 24  # changes at an instruction after which a place counts as unknown
@@ -260,7 +261,7 @@ def _writes_stack(step: Step, distances: Distances) -> bool:
     return helper is None or any(argument in _WRITTEN for argument in helper.args)
 
 
-_WRITTEN = frozenset({Arg.OUT_U64, Arg.CALLBACK_CONTEXT})
+_WRITTEN = OUTPUTS | {Arg.CALLBACK_CONTEXT}
 
 
 def _join(a: Places, b: Places) -> Places:

@@ -24,7 +24,7 @@ from egpu.bpf.helpers import HELPERS, Arg, Helper, Ret
 from egpu.bpf.isa import AluOp, CallSrc, Kind
 from egpu.bpf.maptypes import Storage, traits
 from egpu.verifier.control import END, Block, Graph
-from egpu.verifier.frames import Frames, Place
+from egpu.verifier.frames import OUTPUTS, Frames, Place
 from egpu.verifier.setting import Setting
 from egpu.verifier.structure import Step
 from egpu.verifier.verified import Operand, Region, Uniformity
@@ -404,10 +404,10 @@ class _Flow:
         self, step: Step, helper: Helper, registers: int, after: int, stack: int
     ) -> tuple[int, int]:
         for position, kind in enumerate(helper.args):
-            if kind is Arg.OUT_U64:
+            if kind in OUTPUTS:
                 register = position + 1
                 varies = not self._same(helper) or bool(registers >> register & 1)
-                place = self.frames.place(step, register, 8)
+                place = self.frames.place(step, register, self.frames.output_size(step, position))
                 stack = self._stored(step, place, varies, stack)
         if helper.ret is Ret.MAP_VALUE_OR_NULL:
             same = self._same_lookup(step, helper, registers, stack)

@@ -49,6 +49,7 @@ class FakeSession:
     devices = (SimpleNamespace(name="fake"),)
     notes = ()
     prints = Prints(None, {}, str, limit=0)
+    clocks = ()
 
     def __init__(self, status=0, looks=2):
         self.status, self.looks = status, looks

@@ -1,0 +1,114 @@
+"""Helpers that say who runs: device code against the interpreter, and the verifier's rules."""
+
+import os
+
+import pytest
+
+from egpu.bpf.asm import assemble
+from egpu.bpf.insn import program_from_code
+from egpu.bpf.interp import run
+from egpu.bpf.interp_helpers import Place
+from egpu.bpf.program import AttachKind, AttachPoint
+from egpu.codegen import HostArenas, run_host
+from egpu.errors import UnsupportedError, VerifierError
+from egpu.maps.layout import ARENA_HEADER
+from egpu.verifier import Policy, verify
+
+ENTRY = (AttachPoint(AttachKind.ENTRY, "*"),)
+
+
+def program(text, attach=()):
+    return program_from_code(assemble(text), attach=attach)
+
+
+def on_host(made, **header):
+    """r0 of a run with these fields in the arena's header."""
+    verified = verify(made, policy=Policy.PROBE)
+    arenas = HostArenas(verified)
+    for name, value in header.items():
+        offset, size = ARENA_HEADER[name]
+        data = value if isinstance(value, bytes) else value.to_bytes(size, "little")
+        arenas.device[offset : offset + size] = data.ljust(size, b"\0")
+    return run_host(verified, bytearray(), arenas=arenas)
+
+
+@pytest.mark.parametrize("room", [1, 2, 8, 15, 16, 17, 24])
+@pytest.mark.parametrize("byte", [0, 1, 6, 7])
+def test_comm_fills_its_room(room, byte):
+    made = program(
+        f"""
+        mov %r1, %r10
+        add %r1, -32
+        mov %r2, {room}
+        call 16
+        ldxb %r0, [%r10-{32 - min(byte, room - 1)}]
+        exit
+        """
+    )
+    expected = run(made, place=Place(comm=b"a program"))
+    assert on_host(made, comm=b"a program") == expected
+    text = b"a program"[: room - 1].ljust(room, b"\0")
+    assert expected == text[min(byte, room - 1)]
+
+
+def test_identity():
+    place = Place(pid_tgid=7 << 32 | 7, uid_gid=4 << 32 | 3)
+    for number, header in ((14, {"pid": 7}), (15, {"uid": 3, "gid": 4})):
+        made = program(f"call {number}\nexit")
+        assert on_host(made, **header) == run(made, place=place)
+
+
+def test_time_is_the_devices_and_the_headers_offset():
+    made = program("call 502\nmov %r6, %r0\ncall 5\nsub %r0, %r6\nexit")
+    late = on_host(made, clock=10**15)
+    assert 10**15 <= late < 10**15 + 10**9  # both readings within a second
+    early = on_host(made, clock=2**64 - 10**15)  # a negative offset
+    assert 2**64 - 10**15 <= early < 2**64 - 10**15 + 10**9
+    assert os.getpid()
+
+
+COOKIE = "call 174\nexit"
+ARGUMENT = """
+mov %r2, {number}
+mov %r3, %r10
+add %r3, -8
+call 183
+ldxdw %r0, [%r10-8]
+exit
+"""
+
+
+def test_parameters_are_those_of_the_context():
+    made = program(ARGUMENT.format(number=2), ENTRY)
+    assert run(made, context=bytes(4384), place=Place(parameters=(1, 2, 33))) == 33
+    verified = verify(made)
+    assert verified.facts.parameters == {2}
+    with pytest.raises(UnsupportedError, match="__egpu_param_2"):
+        run_host(verified, bytearray())
+
+
+REFUSED = {
+    "no constant": (
+        "mov %r9, %r1\ncall 7\nmov %r1, %r9\n"
+        + ARGUMENT.format(number=1).replace("mov %r2, 1", "mov %r2, %r0"),
+        "a constant below 512",
+    ),
+    "too many": (ARGUMENT.format(number=512), "a constant below 512"),
+    "no context": ("mov %r1, 0\ncall 174\nexit", "must be the context"),
+    "size of comm": (
+        "call 7\nand %r0, 7\nadd %r0, 1\nmov %r2, %r0\nmov %r1, %r10\nadd %r1, -16\ncall 16\nexit",
+        "a constant size from 1 to 256",
+    ),
+    "no room": ("mov %r1, %r10\nadd %r1, -8\nmov %r2, 16\ncall 16\nexit", "outside its frame"),
+    "uninitialised": (
+        "mov %r1, %r10\nadd %r1, -16\nmov %r2, 8\ncall 16\nldxdw %r0, [%r10-8]\nexit",
+        "not initialised",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    text, message = REFUSED[name]
+    with pytest.raises(VerifierError, match=message):
+        verify(program(text, ENTRY))
