@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from examples import Example, Ran
 
+import egpu as package
 from egpu.bpf.object import read_object
 
 HERE = Path(__file__).resolve().parent
@@ -63,15 +65,17 @@ def object_of(example: Example) -> Path:
     return HERE / "programs" / f"{example.program}.bpf.o"
 
 
-def egpu(*words: object, slots: int = 1024) -> subprocess.CompletedProcess[str]:
-    """Run egpu, the package that was imported here."""
-    import egpu as package  # noqa: PLC0415
-
+def environment() -> dict[str, str]:
+    """That of a process which runs the package that was imported here."""
     paths = [str(Path(package.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def egpu(*words: object, slots: int = 1024) -> subprocess.CompletedProcess[str]:
+    """Run egpu."""
     return subprocess.run(
         [sys.executable, "-m", "egpu", *map(str, words)],
-        env=environment | {COUNT_VARIABLE: str(slots)},
+        env=environment() | {COUNT_VARIABLE: str(slots)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -107,6 +111,30 @@ def run_loaded(example: Example, built: Built, *options: str) -> Ran:
             key, value = int.from_bytes(bytes.fromhex(rest[0]), "little"), bytes.fromhex(rest[1])
             maps[spec.name][key] = decoded(spec, value)
     return Ran(done.stdout, maps, records, prints)
+
+
+def run_direct(place: int, example: Example, built: Built, *flags: str) -> Ran:
+    """By egpu's Python interface, in a process of its own; ``place`` in EXAMPLES."""
+    words = [HERE / "direct.py", place, built.workload, *flags]
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    output, _, document = done.stdout.rstrip("\n").rpartition("\n")
+    found = json.loads(document)
+    maps = {
+        name: {key: bytes.fromhex(v) if isinstance(v, str) else v for key, v in rows}
+        for name, rows in found["maps"].items()
+    }
+    records = {
+        name: [bytes.fromhex(row) for row in rows] for name, rows in found["records"].items()
+    }
+    return Ran(output, maps, records, found["prints"])
 
 
 def decoded(spec, value: bytes):

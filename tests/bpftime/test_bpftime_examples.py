@@ -1,8 +1,9 @@
-"""Programs of the shape of bpftime's examples, on the simulated device, under a libbpf loader."""
+"""Programs of the shape of bpftime's examples, on the simulated device: by egpu itself, and under a
+libbpf loader."""
 
 import pytest
 from examples import EXAMPLES
-from running import run_loaded
+from running import HERE, egpu, run_direct, run_loaded
 
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.maptypes import MapType, traits
@@ -21,10 +22,29 @@ def not_there_yet(example):
     return ""
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
-def test_example(example, built):
-    if built.loader is None:
-        pytest.skip("there is no libbpf.so.1 on this machine")
+def skip_unfit(example):
     if missing := not_there_yet(example):
         pytest.skip(f"egpu has no {missing} yet")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_by_itself(example, built):
+    skip_unfit(example)
+    place = EXAMPLES.index(example)
+    example.check(example, run_direct(place, example, built, "--sim"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_under_a_loader(example, built):
+    skip_unfit(example)
+    if built.loader is None:
+        pytest.skip("there is no libbpf.so.1 on this machine")
     example.check(example, run_loaded(example, built, "--sim"))
+
+
+def test_names_without_the_prefix_are_verified():
+    """20: rocm-counter, whose workload needs another vendor's device."""
+    path = HERE / "programs" / "rocm_counter.bpf.o"
+    done = egpu("verify", path)
+    assert done.returncode == 0, done.stdout
+    assert "probe (kprobe/_Z9vectorAddPKfS0_Pf): accepted" in done.stdout

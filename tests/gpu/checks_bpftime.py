@@ -1,0 +1,99 @@
+"""bpftime's example programs, in shapes of our own (tests/bpftime), in the originals' sizes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from building import ROOT
+from building import Built as GpuBuilt
+from observing import egpu, environment, require
+
+HERE = ROOT / "tests" / "bpftime"
+sys.path.insert(0, str(HERE))
+
+from examples import EXAMPLES, Example  # noqa: E402
+from running import Built, build, run_direct, run_loaded  # noqa: E402
+
+from egpu.bpf.helpers import HELPERS  # noqa: E402
+from egpu.bpf.maptypes import MapType, traits  # noqa: E402
+
+AT_ONCE = 4
+SIDE, GEMM_C = 32, 1373634560
+
+
+def _ready(example: Example) -> bool:
+    if example.ring and traits(MapType.GPU_RINGBUF).storage is None:
+        return False
+    return "--allow-control" not in example.needs or bool(HELPERS[507].body)
+
+
+def _failure(place: int, built: Built) -> str:
+    example = EXAMPLES[place].on_a_gpu()
+    try:
+        example.check(example, run_direct(place, example, built))
+    except (AssertionError, KeyError, subprocess.TimeoutExpired) as error:
+        return f"{example.number} {example.program}: {type(error).__name__}: {str(error)[-1500:]}"
+    return ""
+
+
+def bpftime_examples(_built: GpuBuilt) -> str:
+    """Every example: the exact results of its row."""
+    places = [place for place, example in enumerate(EXAMPLES) if _ready(example)]
+    left = [str(example.number) for example in EXAMPLES if not _ready(example)]
+    with tempfile.TemporaryDirectory(prefix="egpu-bpftime-") as folder:
+        built = build(Path(folder))
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            failed = [text for text in pool.map(lambda at: _failure(at, built), places) if text]
+    require(not failed, "\n".join(failed))
+    missing = f"; not run, egpu lacks something: {', '.join(left)}" if left else ""
+    return f"{len(places)} examples exact{missing}"
+
+
+def bpftime_loaders(_built: GpuBuilt) -> str:
+    """Some of them under a loader of libbpf, where there is one."""
+    chosen = [each for each in EXAMPLES if each.number in (1, 10, 11, 13) and _ready(each)]
+    with tempfile.TemporaryDirectory(prefix="egpu-bpftime-") as folder:
+        built = build(Path(folder))
+        if built.loader is None:
+            return "not run: this machine has no libbpf.so.1"
+        for example in chosen:
+            example.check(example, run_loaded(example, built))
+    return f"{len(chosen)} examples exact under a loader"
+
+
+def bpftime_directly(_built: GpuBuilt) -> str:
+    """15: programs that are kernels themselves."""
+    path = str(HERE / "programs" / "directly_run.bpf.o")
+    values = [("vec_N", 0, 1024)]
+    values += [(name, i, i * times) for i in (1, 77, 1023) for name, times in _VECTORS]
+    words = [str(word) for row in values for word in ("--set", *row)]
+    report = _directly(path, "cuda__vec_add", "1 4 1 1 256 1 1", words)
+    sums = {row["key"]: row["value"] for row in report["vec_C"]}
+    require(sums == {i: 3 * i for i in (1, 77, 1023)}, f"vec_C is {sums}")
+    words = ["--set", "gemm_dims", "0", str(SIDE | SIDE << 32 | SIDE << 64)]
+    for i in range(SIDE):  # one row times one column
+        words += ["--set", "gemm_A", str(i), "65536", "--set", "gemm_B", str(i * SIDE), "655"]
+    report = _directly(path, "cuda__gemm", "1 4 4 1 16 16 1", words)
+    product = {row["key"]: row["value"] for row in report["gemm_C"]}
+    require(product == {0: GEMM_C}, f"gemm_C is {product}")
+    return "vec_add and gemm exact"
+
+
+_VECTORS = (("vec_A", 1), ("vec_B", 2))
+
+
+def _directly(path: str, program: str, shape: str, words: list[str]) -> dict:
+    command = egpu("run-on-gpu", "--json", *words, path, program, *shape.split())
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment()
+    )
+    require(run.returncode == 0, f"{program}: exit {run.returncode}: {run.stderr[-1500:]}")
+    return json.loads(run.stdout.strip().splitlines()[-1])["maps"]
+
+
+CHECKS = (bpftime_examples, bpftime_loaders, bpftime_directly)
