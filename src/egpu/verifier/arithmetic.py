@@ -12,7 +12,10 @@ from egpu.verifier.structure import Step
 from egpu.verifier.verified import Region
 
 # Regions whose pointers are taken as they are, and what to do instead.
-_RIGID = {Region.MAP_POINTER: "look an element up instead", Region.FUNCTION: ""}
+_RIGID = {
+    Region.MAP_POINTER: "look an element up instead",
+    Region.FUNCTION: "pass the function as it is",
+}
 
 
 def linked(state: State, frame: Frame, register: int) -> Value:
@@ -97,7 +100,7 @@ def _advanced(setting: Setting, pointer: Pointer, number: Scalar, sign: int) -> 
     if not number.mask:
         moved = pointer.at(sign * number.smin)
     elif pointer.region is Region.CONTEXT:
-        raise Refusal("P2", "context fields are read at constant offsets only")
+        raise Refusal("P2", checks.CONTEXT_OFFSET, hint=checks.CONTEXT_HINT)
     else:
         op = AluOp.SUB if sign < 0 else AluOp.ADD
         variable = S64.alu(op, pointer.variable or S64.zero, number)

@@ -19,15 +19,16 @@ from egpu.verifier.state import Pointer, State
 from egpu.verifier.structure import Step
 from egpu.verifier.verified import Policy, Region
 
+_CHECKED = "reach memory through pointers that are checked"
 # Linux helpers that egpu has no row for and that people will try (uapi/linux/bpf.h).
-_REFUSED: dict[int, str] = {
-    4:   "bpf_probe_read: memory is reached through checked pointers only",
-    12:  "bpf_tail_call: probes do not jump to other programs",
-    25:  "bpf_perf_event_output: use a ring buffer",
-    27:  "bpf_get_stackid: kernels have no stack trace",
-    93:  "bpf_spin_lock: lanes of a warp that wait for each other never end; use atomics",
-    94:  "bpf_spin_unlock: lanes of a warp that wait for each other never end; use atomics",
-    113: "bpf_probe_read_kernel: memory is reached through checked pointers only",
+_REFUSED: dict[int, tuple[str, str]] = {
+    4:   ("bpf_probe_read: nobody checks where the address leads", _CHECKED),
+    12:  ("bpf_tail_call: probes do not jump to other programs", "call a static function"),
+    25:  ("bpf_perf_event_output: there is no such buffer", "use a ring buffer"),
+    27:  ("bpf_get_stackid: kernels have no stack trace", "write the indices to a record"),
+    93:  ("bpf_spin_lock: lanes of a warp that wait for each other never end", "use atomics"),
+    94:  ("bpf_spin_unlock: lanes of a warp that wait for each other never end", "use atomics"),
+    113: ("bpf_probe_read_kernel: nobody checks where the address leads", _CHECKED),
 }  # fmt: skip
 
 
@@ -57,9 +58,9 @@ def find_helper(setting: Setting, number: int) -> Helper:
     if 0 <= number - MISSING_HELPER < len(missing):
         raise Refusal("P2", missing[number - MISSING_HELPER], hint=_CORE_HINT)
     if helper is None:
-        known = _REFUSED.get(number)
-        what = f"helper {number}" + (f", {known}" if known else " does not exist")
-        raise Refusal("P2", what, hint="" if known else "egpu.bpf.h has the helpers there are")
+        reason, hint = _REFUSED.get(number, ("", "egpu.bpf.h has the helpers there are"))
+        what = f"helper {number}" + (f", {reason}" if reason else " does not exist")
+        raise Refusal("P2", what, hint=hint)
     if helper.control and setting.policy is not Policy.CONTROL:
         raise Refusal(
             "P6",
@@ -68,7 +69,11 @@ def find_helper(setting: Setting, number: int) -> Helper:
         )
     if not helper.body:
         reason = helper.missing or "it has no device body yet"
-        raise Refusal("P2", f"helper {helper.name} is not available: {reason}")
+        raise Refusal(
+            "P2",
+            f"helper {helper.name} is not available: {reason}",
+            hint="egpu.bpf.h has the helpers there are",
+        )
     return helper
 
 
@@ -111,9 +116,7 @@ class _Call:
         self.outputs: list[tuple[Pointer, int]] = []
         self.prints = PrintChecker(setting, recorder, state, step)
 
-    def _refuse(
-        self, register: int, value: Scalar | Pointer, needs: str, hint: str = ""
-    ) -> Refusal:
+    def _refuse(self, register: int, value: Scalar | Pointer, needs: str, hint: str) -> Refusal:
         is_now = describe(value, self.setting.program)
         text = f"r{register} of {self.helper.name} must be {needs}, is {is_now}"
         return Refusal("P2", text, hint=hint)
@@ -166,15 +169,25 @@ class _Call:
                 self._record(register, value)
             case Arg.CALLBACK:
                 if not isinstance(value, Pointer) or value.region is not Region.FUNCTION:
-                    raise self._refuse(register, value, "a function of the program")
+                    raise self._refuse(
+                        register,
+                        value,
+                        "a function of the program",
+                        "pass its name: a static function",
+                    )
             case Arg.CALLBACK_CONTEXT:
                 null = isinstance(value, Scalar) and value.constant() == 0
                 stack = isinstance(value, Pointer) and value.region is Region.STACK
                 if not (null or stack):
-                    raise self._refuse(register, value, "a pointer into the stack, or 0")
+                    raise self._refuse(
+                        register,
+                        value,
+                        "a pointer into the stack, or 0",
+                        "pass a local variable that holds what the callback needs",
+                    )
             case Arg.CONTEXT:
                 if not isinstance(value, Pointer) or value != Pointer(Region.CONTEXT):
-                    raise self._refuse(register, value, "the context")
+                    raise self._refuse(register, value, "the context", "pass ctx itself")
             case _:
                 assert_never(kind)
 
@@ -236,22 +249,31 @@ class _Call:
     def _constant_size(self, register: int, value: Scalar | Pointer) -> None:
         size = checks.scalar(self.setting, value, register, "a size leaks a pointer").constant()
         if not size or size >= 1 << 29:
-            raise self._refuse(register, value, "a constant size above 0")
+            raise self._refuse(register, value, "a constant size above 0", "pass sizeof the record")
         spec = self.setting.map(self.map)
         if size > spec.max_entries:
             raise Refusal(
-                "P2", f"a record of {size} bytes never fits ring {spec.name} of {spec.max_entries}"
+                "P2",
+                f"a record of {size} bytes never fits ring {spec.name} of {spec.max_entries}",
+                hint="enlarge the ring (max_entries), or write less",
             )
         self.record_size = size
         self.ring_bytes += _rounded(size)
 
     def _record(self, register: int, value: Scalar | Pointer) -> None:
         if not isinstance(value, Pointer) or value.region is not Region.RECORD:
-            raise self._refuse(register, value, "a reserved record")
+            raise self._refuse(
+                register, value, "a reserved record", "pass what bpf_ringbuf_reserve gave"
+            )
         if value.null:
             raise self._refuse(register, value, "a reserved record", "test it against 0 first")
         if value.offset or value.variable is not None:
-            raise self._refuse(register, value, "the start of a reserved record")
+            raise self._refuse(
+                register,
+                value,
+                "the start of a reserved record",
+                "pass what bpf_ringbuf_reserve gave, not a field of it",
+            )
         self.released = value.reference
 
     def finish(self) -> int:
@@ -315,10 +337,15 @@ def check_map(spec: MapSpec) -> None:
     smallest, largest = (_KEY_SIZE, _KEY_SIZE) if traits(spec.type).indexed else (1, _LARGEST_KEY)
     if not smallest <= spec.key_size <= largest:
         needs = f"{smallest} to {largest}" if smallest < largest else str(smallest)
-        raise Refusal("P2", f"map {spec.name}: keys have {spec.key_size} bytes, must have {needs}")
+        raise Refusal(
+            "P2",
+            f"map {spec.name}: keys have {spec.key_size} bytes, must have {needs}",
+            hint="change the type of its key",
+        )
     if spec.max_entries < 1 or not 1 <= spec.value_size < _LARGEST_VALUE:
         raise Refusal(
             "P2",
             f"map {spec.name}: {spec.max_entries} values of {spec.value_size} bytes, "
             f"must be at least 1 of 1 to {_LARGEST_VALUE - 1}",
+            hint="change its max_entries or the type of its value",
         )

@@ -52,7 +52,17 @@ _PT_REGS = (
     *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx"),
     *("rsi", "rdi", "orig_rax", "rip", "cs", "eflags", "rsp", "ss"),
 )
+# What to do where memory cannot be reached in the way tried.
+_INSTEAD = {
+    Region.CONTEXT: "the context is only read: keep values on the stack or in a map",
+    Region.MAP_KEY: "keys are only read: copy it, or update the map",
+    Region.MAP_POINTER: "look an element up first",
+    Region.FUNCTION: "give it to bpf_loop or bpf_for_each_map_elem",
+    Region.RECORD: "fill a record with plain stores",
+}
 _LIMIT = 1 << 29  # Linux's BPF_MAX_VAR_OFF: no valid offset is as large
+CONTEXT_OFFSET = "context fields are read at constant offsets only"
+CONTEXT_HINT = "name the field; for one of several, branch and read each"
 
 
 def initialised(setting: Setting, value: Value, register: int) -> Scalar | Pointer:
@@ -67,7 +77,9 @@ def scalar(setting: Setting, value: Value, register: int, what: str) -> Scalar:
     known = initialised(setting, value, register)
     if isinstance(known, Pointer):
         raise Refusal(
-            "P9", f"{what}: r{register} is a pointer ({describe(known, setting.program)})"
+            "P9",
+            f"{what}: r{register} is a pointer ({describe(known, setting.program)})",
+            hint="use what it points to, or a number that was never a pointer",
         )
     return known
 
@@ -103,7 +115,11 @@ def dereferenced(setting: Setting, value: Value, register: int, access: Access) 
         raise Refusal("P2", f"r{register} may be null ({text})", hint="test it against 0 first")
     if pointer.region not in _ALLOWED[access]:
         text = describe(pointer, setting.program)
-        raise Refusal("P2", f"{access.value} of {text} through r{register} is not allowed")
+        raise Refusal(
+            "P2",
+            f"{access.value} of {text} through r{register} is not allowed",
+            hint=_INSTEAD.get(pointer.region, "use the stack or a map"),
+        )
     writes = access is not Access.READ
     if writes and pointer.region is Region.MAP_VALUE and setting.map(pointer.owner).read_only:
         name = setting.map(pointer.owner).name
@@ -125,8 +141,17 @@ def in_bounds(setting: Setting, pointer: Pointer, size: int) -> None:
     raise Refusal(
         "P2",
         f"{size}-byte access to {target} at {place} is outside {where}",
-        hint="compare the index with its limit first" if low != high else "",
+        hint=_inside(pointer, fixed=low == high),
     )
+
+
+def _inside(pointer: Pointer, *, fixed: bool) -> str:
+    """What to do where an access leaves its region."""
+    if not fixed:
+        return "compare the index with its limit first"
+    if pointer.region is Region.STACK:
+        return "stay inside local variables; a frame has 512 bytes, maps hold more"
+    return "it is smaller: check the type that it is accessed by"
 
 
 def aligned(setting: Setting, pointer: Pointer, size: int, access: Access) -> None:
@@ -148,7 +173,7 @@ def aligned(setting: Setting, pointer: Pointer, size: int, access: Access) -> No
 def context_field(setting: Setting, pointer: Pointer, size: int) -> Field:
     """The context field that a load reads."""
     if pointer.variable is not None:
-        raise Refusal("P2", "context fields are read at constant offsets only")
+        raise Refusal("P2", CONTEXT_OFFSET, hint=CONTEXT_HINT)
     place = pointer.offset
     found = field_at(place, size, setting.fields)
     if found is None:
@@ -214,7 +239,11 @@ def _no_pointer(slot: Slot, number: int, at: int, count: int, what: str) -> None
     for spill in slot.spills:
         overlaps = spill.at < at + count and at < spill.at + spill.size
         if overlaps and isinstance(spill.value, Pointer):
-            raise Refusal("P9", f"the pointer spilled at r10{number * 8:+d} is {what}")
+            raise Refusal(
+                "P9",
+                f"the pointer spilled at r10{number * 8:+d} is {what}",
+                hint="load and store all 8 bytes of it, or clear the slot with a whole store first",
+            )
 
 
 def offset_fits(setting: Setting, pointer: Pointer) -> None:

@@ -78,9 +78,10 @@ def decode(code: tuple[Insn, ...], policy: Policy) -> tuple[Step | None, ...]:
             or (plain.imm is not None and imm not in plain.imm)
         ):
             following = code[pc + 1] if pc + 1 < len(code) else None
-            reason = isa.check_fields(insn, following) or _check_operand(insn, policy)
+            reason = isa.check_fields(insn, following)
             if reason is not None:
-                raise Refusal("P1", reason, pc)
+                raise Refusal("P1", reason, pc, _ENCODING)
+            _check_operand(pc, insn, policy)
         assert row is not None, "check_fields refuses opcodes without a form"
         kind, op, width, register, swaps, reads_dst, reads_src, writes_dst, _ = row
         after, target = pc + 1, -1
@@ -157,16 +158,23 @@ def _row(form: isa.Form) -> _Row:
 _ROWS = {opcode: _row(form) for opcode, form in isa.FORMS.items()}
 
 
-def _check_operand(insn: Insn, policy: Policy) -> str | None:
+def _check_operand(pc: int, insn: Insn, policy: Policy) -> None:
     """Immediates that are defined but surely a mistake: Linux refuses them too."""
     form = isa.form_of(insn)
     if form is None or form.register or form.kind is not Kind.ALU or policy is Policy.EXECUTOR:
-        return None
+        return
     if form.op in _SHIFTS and not 0 <= insn.imm < form.width:
-        return f"shift of a {form.width}-bit value by {insn.imm}, must be 0 to {form.width - 1}"
+        raise Refusal(
+            "P1",
+            f"shift of a {form.width}-bit value by {insn.imm}, must be 0 to {form.width - 1}",
+            pc,
+            "shift by less, or use 0 for what would be shifted out",
+        )
     if form.op in (AluOp.DIV, AluOp.MOD) and not insn.imm:
-        return "division by the constant 0"
-    return None
+        raise Refusal("P1", "division by the constant 0", pc, "divide by another number")
+
+
+_ENCODING = "compile or assemble it again: RFC 9669 does not define this encoding"
 
 
 def code_reference(step: Step) -> int | None:

@@ -66,7 +66,11 @@ def _constant(setting: Setting, recorder: Recorder, step: Step) -> Value:
             spec = setting.map(low)
             calls.check_map(spec)
             if spec.type not in calls.DIRECT_VALUES:
-                raise Refusal("P2", f"map {spec.name} of type {spec.type.name} has no first value")
+                raise Refusal(
+                    "P2",
+                    f"map {spec.name} of type {spec.type.name} has no first value",
+                    hint="look an element up instead",
+                )
             if spec.max_entries != 1:
                 raise Refusal(
                     "P2",
@@ -76,7 +80,9 @@ def _constant(setting: Setting, recorder: Recorder, step: Step) -> Value:
                 )
             if not 0 <= high < spec.value_size:
                 raise Refusal(
-                    "P2", f"offset {high} is outside the {spec.value_size} bytes of {spec.name}"
+                    "P2",
+                    f"offset {high} is outside the {spec.value_size} bytes of {spec.name}",
+                    hint="the variable is smaller: check its type",
                 )
             recorder.maps.add(low)
             return Pointer(Region.MAP_VALUE, low, offset=high)
@@ -96,7 +102,9 @@ _UNRESOLVED = {
 def _enter(state: State, step: Step) -> int:
     """A local call: r1 to r5 go along, r0 to r5 are lost to the caller."""
     if len(state.frames) >= isa.MAX_CALL_DEPTH:
-        raise Refusal("P1", f"calls nest more than {isa.MAX_CALL_DEPTH} deep")
+        raise Refusal(
+            "P1", f"calls nest more than {isa.MAX_CALL_DEPTH} deep", hint="nest fewer functions"
+        )
     registers = state.frame.registers
     callee = Frame.entered(len(state.frames), registers[1:6], step.pc, step.target)
     registers[0:6] = [None] * 6
@@ -109,7 +117,11 @@ def _leave(setting: Setting, state: State) -> int | None:
     value = state.frame.registers[0]
     if len(state.frames) > 1:
         if isinstance(value, Pointer) and value.region is Region.STACK:
-            raise Refusal("P9", "a function returns a pointer to a stack")
+            raise Refusal(
+                "P9",
+                "a function returns a pointer to a stack",
+                hint="let the caller pass the variable that it fills",
+            )
         site = state.frames.pop().call_site
         state.frame.registers[0] = value
         forget_frame(state)
@@ -135,4 +147,8 @@ def forget_frame(state: State) -> None:
                     Region.STACK,
                     gone,
                 ):
-                    raise Refusal("P9", "a pointer to the stack of a function outlives it")
+                    raise Refusal(
+                        "P9",
+                        "a pointer to the stack of a function outlives it",
+                        hint="keep the variable in the calling function",
+                    )

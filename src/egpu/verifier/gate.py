@@ -74,6 +74,7 @@ def _check_attach(program: Program, policy: Policy) -> None:
                 "P1",
                 f"section {program.section} belongs to the Linux kernel, which verifies it itself",
                 0,
+                'attach it to a GPU kernel: SEC("kprobe/KERNEL")',
             )
 
 

@@ -17,6 +17,7 @@ from egpu.verifier.verified import PRINTED_VALUE, Region
 
 _FORMAT_LIMIT = 1024  # bytes
 _NUMBER = Text(0, 0)
+_FORMATS = "docs/guide.md has the formats there are"
 _CONSTANT = "write the format as a literal: bpf_printk() does"
 _MEMORY = frozenset({Region.STACK, Region.MAP_VALUE, Region.RECORD, Region.MEMORY})
 
@@ -42,9 +43,13 @@ class PrintChecker:
         try:
             parsed = parse_format(content)
         except InputError as error:
-            raise Refusal("P2", str(error)) from None
+            raise Refusal("P2", str(error), hint=_FORMATS) from None
         if len(parsed.values) > VALUES_LIMIT:
-            raise Refusal("P2", f"a format shows {len(parsed.values)} values, {VALUES_LIMIT} fit")
+            raise Refusal(
+                "P2",
+                f"a format shows {len(parsed.values)} values, {VALUES_LIMIT} fit",
+                hint="print in two calls",
+            )
         self._format = content.partition(b"\0")[0].decode()
         self._wanted = parsed.values
 
@@ -59,13 +64,21 @@ class PrintChecker:
         """The values are 8 bytes each behind ``value``, a constant place of the stack."""
         length = size.constant()
         if length is None or length % SLOT or length > SLOT * VALUES_LIMIT:
-            raise Refusal("P2", "the values' size must be a constant, a multiple of 8, at most 96")
+            raise Refusal(
+                "P2",
+                "the values' size must be a constant, a multiple of 8, at most 96",
+                hint="use bpf_printk, which gets it right",
+            )
         if not length and isinstance(value, Scalar) and value.constant() == 0:
             return
         pointer = checks.dereferenced(self._setting, value, 3, Access.READ)
         checks.in_bounds(self._setting, pointer, length)
         if pointer.region is not Region.STACK or pointer.variable is not None or pointer.offset % 8:
-            raise Refusal("P2", "the values must be at a constant, aligned place of the stack")
+            raise Refusal(
+                "P2",
+                "the values must be at a constant, aligned place of the stack",
+                hint="pass an array of __u64 that is a local variable",
+            )
         touch_stack(self._setting, self._recorder, self._state, pointer)
         for position in range(min(length // SLOT, len(self._wanted))):
             place = pointer.at(SLOT * position)
@@ -90,6 +103,7 @@ class PrintChecker:
                 "P2",
                 f"the format {self._format!r} shows {len(self._wanted)} values, "
                 f"{len(self._values)} are given",
+                hint="give a value for each",
             )
         seen = PrintSeen(self._format, tuple(self._values))
         return self._recorder.printed(self._step.pc, seen).size
@@ -109,7 +123,11 @@ class PrintChecker:
             return _NUMBER
         if not isinstance(value, Pointer) or value.region not in _MEMORY or value.null:
             is_now = "a number" if value is None else describe(value, self._setting.program)
-            raise Refusal("P2", f"{name} is shown as text (%s) and is {is_now}")
+            raise Refusal(
+                "P2",
+                f"{name} is shown as text (%s) and is {is_now}",
+                hint="pass a pointer to text in memory of the program, or show it as a number",
+            )
         frame = len(self._state.frames) - 1
         self._recorder.seen(self._step.pc, register, value, frame)
         if value.region is Region.STACK:
@@ -128,7 +146,11 @@ class PrintChecker:
     def _stack_text(self, pointer: Pointer) -> Text:
         """Bytes from ``pointer`` on that are initialised and no part of a pointer."""
         if pointer.variable is not None:
-            raise Refusal("P2", "text on the stack is shown from a constant place only")
+            raise Refusal(
+                "P2",
+                "text on the stack is shown from a constant place only",
+                hint="pass the start of a local variable",
+            )
         checks.in_bounds(self._setting, pointer, 1)
         touch_stack(self._setting, self._recorder, self._state, pointer)
         room = 0

@@ -64,7 +64,11 @@ class Setting:
 
     def map(self, index: int) -> MapSpec:
         if not 0 <= index < len(self.program.maps):
-            raise Refusal("P2", f"map {index} does not exist, the program has {self._count()}")
+            raise Refusal(
+                "P2",
+                f"map {index} does not exist, the program has {self._count()}",
+                hint="load the program from its object file",
+            )
         return self.program.maps[index]
 
     def _count(self) -> str:

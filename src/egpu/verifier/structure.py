@@ -81,13 +81,21 @@ def analyse(program: Program, policy: Policy) -> Structure:
         if kind is _CALL and step.src == _LOCAL:
             if step.target not in starts:
                 raise Refusal(
-                    "P1", f"local call to slot {step.target}, where no function starts", pc
+                    "P1",
+                    f"local call to slot {step.target}, where no function starts",
+                    pc,
+                    "call the first instruction of a function",
                 )
             callees[function_of[pc]].add(starts[step.target])
             checkpoints.update((step.target, step.following))
         elif kind is _LOAD_IMM64 and (callback := code_reference(step)) is not None:
             if callback not in starts:
-                raise Refusal("P1", f"address of slot {callback}, where no function starts", pc)
+                raise Refusal(
+                    "P1",
+                    f"address of slot {callback}, where no function starts",
+                    pc,
+                    "name the first instruction of a function",
+                )
             callees[function_of[pc]].add(starts[callback])
             checkpoints.add(callback)
         elif kind is _JUMP or kind is _JUMP_ALWAYS:
@@ -113,10 +121,13 @@ def analyse(program: Program, policy: Policy) -> Structure:
     return structure
 
 
+_REBUILD = "compile the object again"
+
+
 def _functions(program: Program) -> tuple[tuple[int, int], ...]:
     """The functions as ranges, checked to tile the code."""
     if not program.code:
-        raise Refusal("P1", "the program has no instructions", 0)
+        raise Refusal("P1", "the program has no instructions", 0, "return 0 at least")
     expected, ranges = 0, []
     for function in sorted(program.functions, key=lambda f: f.start):
         if function.start != expected or function.length < 1:
@@ -124,22 +135,34 @@ def _functions(program: Program) -> tuple[tuple[int, int], ...]:
                 "P1",
                 f"function {function.name} starts at slot {function.start}, expected {expected}",
                 min(function.start, len(program.code) - 1),
+                _REBUILD,
             )
         expected = function.start + function.length
         ranges.append((function.start, expected))
     if expected != len(program.code):
         raise Refusal(
-            "P1", f"functions cover {expected} of {len(program.code)} slots", len(program.code) - 1
+            "P1",
+            f"functions cover {expected} of {len(program.code)} slots",
+            len(program.code) - 1,
+            _REBUILD,
         )
     return tuple(ranges)
 
 
 def _check_target(steps: tuple[Step | None, ...], step: Step, start: int, end: int) -> None:
     if not start <= step.target < end:
-        raise Refusal("P1", f"jump to slot {step.target} leaves its function", step.pc)
+        raise Refusal(
+            "P1",
+            f"jump to slot {step.target} leaves its function",
+            step.pc,
+            "jump inside it, or call the other function",
+        )
     if steps[step.target] is None:
         raise Refusal(
-            "P1", f"jump into the second half of the 64-bit immediate at {step.target - 1}", step.pc
+            "P1",
+            f"jump into the second half of the 64-bit immediate at {step.target - 1}",
+            step.pc,
+            "jump to its first half",
         )
 
 
@@ -158,13 +181,23 @@ def _order(functions: tuple[tuple[int, int], ...], callees: list[set[int]]) -> t
                     order.append(function)
             elif function in path:
                 start = functions[function][0]
-                raise Refusal("P1", "the function calls itself, directly or through others", start)
+                raise Refusal(
+                    "P1",
+                    "the function calls itself, directly or through others",
+                    start,
+                    "write it as a loop with a constant limit",
+                )
             elif function not in depth:
                 path.add(function)
                 work.append((function, True))
                 work.extend((callee, False) for callee in sorted(callees[function]))
     if depth[0] > isa.MAX_CALL_DEPTH:
-        raise Refusal("P1", f"calls nest {depth[0]} deep, limit {isa.MAX_CALL_DEPTH}", 0)
+        raise Refusal(
+            "P1",
+            f"calls nest {depth[0]} deep, limit {isa.MAX_CALL_DEPTH}",
+            0,
+            "nest fewer functions",
+        )
     return tuple(order)
 
 
