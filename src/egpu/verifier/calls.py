@@ -157,7 +157,7 @@ class _Call:
                 size = length.constant() or 0
                 if not 0 < size <= WRITE_LIMIT:
                     needs = f"a constant size from 1 to {WRITE_LIMIT}"
-                    raise self._refuse(register + 1, length, needs)
+                    raise self._refuse(register + 1, length, needs, "pass sizeof a buffer")
                 self.outputs.append((self._memory(register, value, size, Access.WRITE), size))
             case Arg.PARAMETER:
                 self._parameter(register, value)
@@ -243,7 +243,7 @@ class _Call:
         number = checks.scalar(self.setting, value, register, "a number leaks a pointer").constant()
         if number is None or number >= PARAMETERS_LIMIT:
             needs = f"a constant below {PARAMETERS_LIMIT}: which of the kernel's parameters"
-            raise self._refuse(register, value, needs)
+            raise self._refuse(register, value, needs, "write the number itself")
         self.recorder.parameters.add(number)
 
     def _constant_size(self, register: int, value: Scalar | Pointer) -> None:
