@@ -1,19 +1,24 @@
 """What GPUs load: fatbins, cubins and PTX, opened and listed."""
 
+from egpu.image.cubin import open_cubin
+from egpu.image.cubin_contents import Contents, contents_of
 from egpu.image.fatbin import unpack
 from egpu.image.model import Image, ImageKind, KernelInfo, Member, MemberKind
 from egpu.image.open import (
     choose_cubin,
     choose_ptx,
+    fitting_cubins,
     has_ptx,
     image_length,
     kept_ptx,
     list_kernels,
+    no_cubin,
     open_image,
     ptx_text,
 )
 
 __all__ = [
+    "Contents",
     "Image",
     "ImageKind",
     "KernelInfo",
@@ -21,10 +26,14 @@ __all__ = [
     "MemberKind",
     "choose_cubin",
     "choose_ptx",
+    "contents_of",
+    "fitting_cubins",
     "has_ptx",
     "image_length",
     "kept_ptx",
     "list_kernels",
+    "no_cubin",
+    "open_cubin",
     "open_image",
     "ptx_text",
     "unpack",

@@ -39,6 +39,7 @@ ABI_WITH_ARCH_IN_SECOND_BYTE = 8             # CUDA 13; older ABIs keep the arch
 EIATTR_REGCOUNT    = 0x2F                    # .nv.info: u32 symbol index, u32 registers
 EIATTR_KPARAM_INFO = 0x17                    # .nv.info.<kernel>: u32, u16 ordinal, u16 offset, u32
 KPARAM_SIZE_SHIFT  = 18                      # ... whose top 14 bits are the size
+EIATTR_KPARAM_INFO_V2 = 0x45                 # the same above 4352 bytes: all of it is the size
 PTX_SECTION        = ".nv_debug_ptx_txt"     # PTX text, lines ended by NUL; nvJitLink adds .<hash>
 RESERVED_SHARED    = 1024                    # bytes that CUDA keeps of each block's shared memory
 RESERVED_FROM_ARCH = 90                      # from here on .nv.shared.<kernel> counts them
@@ -224,7 +225,10 @@ def _parameters(cubin: Cubin, kernel: str) -> tuple[tuple[int, int], ...]:
     found: dict[int, tuple[int, int]] = {}
     if section is not None:
         for attribute, payload in _attributes(cubin.content(section)):
-            if attribute == EIATTR_KPARAM_INFO and len(payload) >= 12:
+            if attribute == EIATTR_KPARAM_INFO_V2 and len(payload) >= 12:
+                _index, ordinal, offset, size = struct.unpack_from("<IHHI", payload)
+                found[ordinal] = (offset, size)
+            elif attribute == EIATTR_KPARAM_INFO and len(payload) >= 12:
                 _index, ordinal, offset, word = struct.unpack_from("<IHHI", payload)
                 found[ordinal] = (offset, word >> KPARAM_SIZE_SHIFT)
     return tuple(found[ordinal] for ordinal in sorted(found))

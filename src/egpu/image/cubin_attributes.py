@@ -34,6 +34,7 @@ class Shape(enum.Enum):
     BRANCH_TARGETS = "u32 offset, u32, u32 count, count u32 offsets, repeated"
     REGISTERS = "u32 per entry of another list"
     PARAMETER = "u32, u16 ordinal, u16 offset, u32 with the size in its top 14 bits"
+    LARGE_PARAMETER = "u32, u16 ordinal, u16 offset, u32 size"
     BANK = "u32 section symbol, u16 offset, u16 size"
     WORDS = "u32s"
 
@@ -64,16 +65,25 @@ ATTRIBUTES: dict[int, Kind] = {
     0x28: Kind("COOP_GROUP_INSTR_OFFSETS",   Form.SIZED, Shape.OFFSETS),
     0x29: Kind("COOP_GROUP_MASK_REGIDS",     Form.SIZED, Shape.REGISTERS),
     0x2F: Kind("REGCOUNT",                   Form.SIZED, Shape.SYMBOL_VALUE),
+    0x2E: Kind("ATOM16_EMUL_INSTR_REG_MAP",  Form.SIZED, Shape.WORDS),
     0x31: Kind("INT_WARP_WIDE_INSTR_OFFSETS", Form.SIZED, Shape.OFFSETS),
     0x34: Kind("INDIRECT_BRANCH_TARGETS",    Form.SIZED, Shape.BRANCH_TARGETS),
     0x36: Kind("SW_WAR",                     Form.SIZED, Shape.WORDS),
     0x37: Kind("CUDA_API_VERSION",           Form.SIZED, Shape.WORDS),
+    0x38: Kind("NUM_MBARRIERS",              Form.HALF,  Shape.VALUE),
+    0x39: Kind("MBARRIER_INSTR_OFFSETS",     Form.SIZED, Shape.WORDS),
     0x3D: Kind("CTA_PER_CLUSTER",            Form.SIZED, Shape.WORDS),
     0x3E: Kind("EXPLICIT_CLUSTER",           Form.NONE,  Shape.NONE),
+    0x40: Kind("INSTR_REG_MAP",              Form.SIZED, Shape.WORDS),
+    0x44: Kind("UNUSED_LOAD_BYTE_OFFSET",    Form.SIZED, Shape.WORDS),
+    0x45: Kind("KPARAM_INFO_V2",             Form.SIZED, Shape.LARGE_PARAMETER),
     0x46: Kind("SYSCALL_OFFSETS",            Form.SIZED, Shape.OFFSETS),
     0x4C: Kind("NUM_BARRIERS",               Form.BYTE,  Shape.VALUE),
     0x50: Kind("SPARSE_MMA_MASK",            Form.HALF,  Shape.VALUE),
     0x53: Kind("GEN_ERRBAR_AT_EXIT",         Form.NONE,  Shape.NONE),
+    0x54: Kind("REG_RECONFIG",               Form.NONE,  Shape.NONE),
+    0x55: Kind("ANNOTATIONS",                Form.SIZED, Shape.WORDS),
+    0x66: Kind("LANGUAGE",                   Form.SIZED, Shape.WORDS),
 }
 # fmt: on
 CODES = {kind.name: code for code, kind in ATTRIBUTES.items()}
@@ -81,6 +91,8 @@ _PAIR = struct.Struct("<II")
 _PARAMETER = struct.Struct("<IHHI")
 _BANK = struct.Struct("<IHH")
 _PARAMETER_SIZE_SHIFT = 18
+_PARAMETER_BANK = 0x1F000  # the constant bank that the driver chooses
+_SMALL_PARAMETERS = 4352  # bytes
 _HEAD = struct.Struct("<BBH")
 
 
@@ -137,10 +149,29 @@ def symbol_value(attribute: Attribute) -> tuple[int, int]:
     return _PAIR.unpack_from(attribute.payload)
 
 
+def is_parameter(attribute: Attribute) -> bool:
+    """Whether an attribute describes a parameter, in either form."""
+    return attribute.code in (CODES["KPARAM_INFO"], CODES["KPARAM_INFO_V2"])
+
+
 def parameter(attribute: Attribute) -> tuple[int, int, int]:
-    """(ordinal, offset, size) of a KPARAM_INFO."""
+    """(ordinal, offset, size) of a parameter's attribute."""
     _, ordinal, offset, word = _PARAMETER.unpack_from(attribute.payload)
-    return ordinal, offset, word >> _PARAMETER_SIZE_SHIFT
+    large = attribute.code == CODES["KPARAM_INFO_V2"]
+    return ordinal, offset, word if large else word >> _PARAMETER_SIZE_SHIFT
+
+
+def parameters_of(places: Sequence[tuple[int, int]]) -> list[Attribute]:
+    """The attributes of parameters at (offset, size), the last one first, as the assembler has it:
+    in the second form where the first has no room for all of them."""
+    end = max((offset + size for offset, size in places), default=0)
+    large = end > _SMALL_PARAMETERS
+    name = "KPARAM_INFO_V2" if large else "KPARAM_INFO"
+    out = []
+    for ordinal, (offset, size) in reversed(list(enumerate(places))):
+        word = size if large else size << _PARAMETER_SIZE_SHIFT | _PARAMETER_BANK
+        out.append(sized(name, _PARAMETER.pack(0, ordinal, offset, word)))
+    return out
 
 
 def bank(attribute: Attribute) -> tuple[int, int, int]:

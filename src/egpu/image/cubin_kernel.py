@@ -19,7 +19,9 @@ from egpu.image.cubin_attributes import (
     Form,
     bank,
     bank_of,
+    is_parameter,
     parameter,
+    parameters_of,
     read_attributes,
     symbol_value,
     words,
@@ -103,7 +105,7 @@ def open_kernel(parts: CubinParts, name: str) -> Kernel:
 def _parameters(attributes: Sequence[Attribute]) -> tuple[tuple[int, int], ...]:
     found = {}
     for each in attributes:
-        if each.code == CODES["KPARAM_INFO"]:
+        if is_parameter(each):
             ordinal, offset, size = parameter(each)
             found[ordinal] = (offset, size)
     if sorted(found) != list(range(len(found))):
@@ -127,7 +129,7 @@ def _rows(parts: CubinParts, symbol: int) -> dict[str, int]:
 class Change:
     """What becomes of a kernel.
 
-    ``hidden``: the KPARAM_INFO of one more parameter, ``parameter_size``: bytes up to its end,
+    ``hidden``: (offset, size) of one more parameter, ``parameter_size``: bytes up to its end,
     ``bank_offset``: where parameters begin in constant bank 0.  ``offsets``: new lists of
     instruction offsets by attribute name (others stay); ``frame``: bytes of stack at least.
     """
@@ -135,7 +137,7 @@ class Change:
     text: bytes
     registers: int
     frame: int
-    hidden: Attribute
+    hidden: tuple[int, int]
     parameter_size: int
     bank_offset: int
     offsets: Mapping[str, Sequence[int]]
@@ -181,14 +183,16 @@ def _bank_symbol(parts: CubinParts, kernel: Kernel) -> int | None:
 def _attributes(kernel: Kernel, change: Change, bank_symbol: int) -> list[Attribute]:
     size = Attribute(Form.HALF, CODES["CBANK_PARAM_SIZE"], change.parameter_size)
     described = bank_of(bank_symbol, change.bank_offset, change.parameter_size)
+    records = parameters_of((*kernel.parameters, change.hidden))
     out: list[Attribute] = []
-    hidden: Attribute | None = change.hidden
+    if not kernel.parameters:
+        records += [size, described]
     for each in kernel.attributes:
-        if each.code == CODES["KPARAM_INFO"] and hidden is not None:
-            out.append(hidden)  # the highest ordinal comes first
-            hidden = None
         name = _NAMES.get(each.code, "")
-        if each.code == CODES["CBANK_PARAM_SIZE"]:
+        if is_parameter(each):
+            out += records
+            records = []
+        elif each.code == CODES["CBANK_PARAM_SIZE"]:
             out.append(size)
         elif each.code == CODES["PARAM_CBANK"]:
             out.append(described)
@@ -196,8 +200,7 @@ def _attributes(kernel: Kernel, change: Change, bank_symbol: int) -> list[Attrib
             out.append(words(name, change.offsets[name]))
         else:
             out.append(each)
-    if hidden is not None:
-        out += [hidden, size, described]
+    out += records
     present = {each.code for each in out}
     out += [
         words(name, values)

@@ -137,12 +137,11 @@ def choose_ptx(image: Image, arch: int, suffix: str = "a", *, kernel: str = "") 
     )
 
 
-def choose_cubin(image: Image, arch: int, kernel: str) -> Member:
-    """The machine code that a device of ``arch`` runs for ``kernel``.
+def fitting_cubins(image: Image, arch: int) -> list[Member]:
+    """Cubins that a device of ``arch`` can run, the one that it prefers first.
 
     A cubin runs on devices of its major number and an equal or later minor one ("a" and "f" ones as
-    PTX does).  UnsupportedError, which lists the members, when no cubin for the device has the
-    kernel.
+    PTX does).
     """
     fitting = [
         each
@@ -151,11 +150,24 @@ def choose_cubin(image: Image, arch: int, kernel: str) -> Member:
         and each.arch // 10 == arch // 10
         and _runs_on(each, arch, "a")
     ]
-    for member in sorted(fitting, key=lambda each: (-each.arch, -_SUFFIX_RANK[each.suffix])):
+    return sorted(fitting, key=lambda each: (-each.arch, -_SUFFIX_RANK[each.suffix]))
+
+
+def choose_cubin(image: Image, arch: int, kernel: str) -> Member:
+    """The machine code that a device of ``arch`` runs for ``kernel``.
+
+    UnsupportedError, which lists the members, when no cubin for the device has the kernel.
+    """
+    for member in fitting_cubins(image, arch):
         if any(info.name == kernel for info in list_kernels(member)):
             return member
+    raise no_cubin(image, arch, kernel)
+
+
+def no_cubin(image: Image, arch: int, kernel: str) -> UnsupportedError:
+    """What is said when an image has no machine code for a device with ``kernel``."""
     listed = ", ".join(_named(each) for each in image.members) or "nothing"
-    raise UnsupportedError(
+    return UnsupportedError(
         f"splicing {kernel} (the image holds {listed})",
         needs=f"PTX or machine code for sm_{arch} that has this kernel",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -36,6 +37,7 @@ class ProbeSet:
         self._only = only
         self._disabled: set[int] = set()
         self._compiled: dict[tuple[_Key, Launch], DeviceCode] = {}
+        self._fingerprints: dict[tuple[int, AttachPoint], str] = {}
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
@@ -64,15 +66,19 @@ class ProbeSet:
                 chosen.setdefault(_key(attachment), attachment)
         return tuple(chosen.values())
 
-    @staticmethod
-    def fingerprint(attachment: Attachment) -> str:
+    def fingerprint(self, attachment: Attachment) -> str:
         """Names everything that the device code of ``attachment`` depends on, without compiling.
 
         A program's repr holds its instructions, its maps and their initial contents.
         """
-        return (
-            f"{attachment.program.policy.value} {attachment.point!r} {attachment.program.program!r}"
-        )
+        key = id(attachment.program), attachment.point
+        found = self._fingerprints.get(key)
+        if found is None:
+            verified = attachment.program
+            text = f"{verified.policy.value} {attachment.point!r} {verified.program!r}"
+            found = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+            self._fingerprints[key] = found
+        return found
 
     def compiled(self, attachment: Attachment, launch: Launch) -> DeviceCode:
         """The device code of ``attachment``, compiled at the first call."""

@@ -382,7 +382,8 @@ class _Broker:
         """Nothing to do: arenas are made when a context appears."""
 
     def process_ended(self, pid: int) -> None:
-        """Nothing to do: the maps of a process outlive it."""
+        """Its images are forgotten; its maps outlive it."""
+        self.builder.forget(pid)
 
 
 Programs = Object | bpf.Object | str | Path

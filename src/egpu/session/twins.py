@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from egpu.agent.twin import DeviceInfo, KernelSeen, Refused, Twin, Unmatched
 from egpu.bpf.program import AttachKind
 from egpu.codegen import DeviceCode, Launch
-from egpu.errors import EgpuError
-from egpu.image import (
-    Image,
-    choose_cubin,
-    choose_ptx,
-    has_ptx,
-    open_image,
-    ptx_text,
-    unpack,
-)
-from egpu.image.ptx import parse
-from egpu.image.ptx.syntax import Module
+from egpu.errors import EgpuError, InternalError, UnsupportedError
+from egpu.image import Image, fitting_cubins
 from egpu.maps.layout import ArenaLayout
 from egpu.session.assemble import Assembler
 from egpu.session.attached import Attachment, ProbeSet
 from egpu.session.cache import BuiltTwin, Origin, TwinCache, Way
-from egpu.splice import kernel_alone, splice_ptx, splice_sass
-
-_PARSED_LIMIT = 16  # modules kept: a fatbin's kernels are resolved one after the other
+from egpu.session.images import OpenedImages
+from egpu.splice import SPLICED_ARCHS, kernel_alone, splice_ptx, splice_sass
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +44,9 @@ class TwinReport:
 class TwinBuilder:
     """Builds twins; thread-safe.
 
-    Images without PTX are spliced as machine code if ``machine_code`` says so, else refused.
+    With ``machine_code`` probes go into the kernel's machine code where the device runs a cubin of
+    a known arch, and into PTX where there is none, where they are inside the kernel, and where the
+    machine code is refused; without it, into PTX only.
     Without an ``assembler`` (the simulated device) twins are PTX text.  Without a ``cache`` each is
     built anew in every session.
     """
@@ -78,7 +68,7 @@ class TwinBuilder:
         self._allow_occupancy_loss = allow_occupancy_loss
         self._machine_code = machine_code
         self._lock = threading.Lock()
-        self._parsed: OrderedDict[tuple[str, int], Module] = OrderedDict()
+        self._opened = OpenedImages()
         self._ids: dict[str, int] = {}
         self._reports: dict[tuple[int, bool], TwinReport] = {}
 
@@ -124,6 +114,11 @@ class TwinBuilder:
             names = [name for name, number in self._ids.items() if number == kernel_id]
         return names[0] if names else f"kernel {kernel_id}"
 
+    def forget(self, pid: int) -> None:
+        """A process has ended."""
+        with self._lock:
+            self._opened.forget(pid)
+
     def reports(self) -> tuple[TwinReport, ...]:
         """What became of every kernel that was matched, by kernel id."""
         with self._lock:
@@ -135,7 +130,7 @@ class TwinBuilder:
     def _find_or_build(
         self, seen: KernelSeen, attachments: tuple[Attachment, ...]
     ) -> tuple[BuiltTwin, bool]:
-        image = open_image(seen.image())
+        image = self._opened.image(seen)
         layout = self._layout_of(seen.device)
         launch = Launch.CAPTURED if seen.captured else Launch.DIRECT
         if self._cache is None or self._assembler is None or not self._assembler.stable:
@@ -147,7 +142,7 @@ class TwinBuilder:
             launch.value,
             repr(layout),
             self._assembler.description,
-            self._way(image, attachments).value,
+            self._way(image, seen, attachments).value,
             *(self._probes.fingerprint(item) for item in attachments),
         )
         found = self._cache.load(key)
@@ -167,10 +162,30 @@ class TwinBuilder:
         launch: Launch,
     ) -> BuiltTwin:
         codes = [self._probes.compiled(item, launch) for item in attachments]
-        way = self._way(image, attachments)
-        if way is Way.MACHINE_CODE and self._assembler is not None:
-            return self._splice_machine_code(image, seen, codes, layout, self._assembler)
-        module = self._module(image, seen)
+        if self._way(image, seen, attachments) is Way.PTX:
+            return self._splice_text(image, seen, codes, layout)
+        try:
+            return self._splice_machine_code(image, seen, codes, layout)
+        except UnsupportedError as refused:
+            try:
+                return self._splice_text(image, seen, codes, layout)
+            except UnsupportedError:
+                raise refused from None
+
+    def _way(self, image: Image, seen: KernelSeen, attachments: tuple[Attachment, ...]) -> Way:
+        """Machine code where the device runs a cubin whose encoding is known, and no probe is
+        inside the kernel."""
+        inside = any(item.point.kind is AttachKind.INSTRUCTION for item in attachments)
+        if not self._machine_code or self._assembler is None or inside:
+            return Way.PTX
+        cubins = fitting_cubins(image, seen.device.arch)
+        known = bool(cubins) and cubins[0].arch in SPLICED_ARCHS
+        return Way.MACHINE_CODE if known else Way.PTX
+
+    def _splice_text(
+        self, image: Image, seen: KernelSeen, codes: list[DeviceCode], layout: ArenaLayout
+    ) -> BuiltTwin:
+        module = self._opened.ptx(image, seen)
         spliced = splice_ptx(module, seen.kernel, codes, layout)
         if self._assembler is None:
             code = spliced.text.encode("utf-8", "surrogateescape") + b"\0"
@@ -193,25 +208,14 @@ class TwinBuilder:
             uncovered=spliced.uncovered,
         )
 
-    def _way(self, image: Image, attachments: tuple[Attachment, ...]) -> Way:
-        """Machine code where there is no PTX; for probes at instructions the PTX that a cubin may
-        keep for debuggers serves as well."""
-        inside = any(item.point.kind is AttachKind.INSTRUCTION for item in attachments)
-        if not self._machine_code or self._assembler is None or has_ptx(image) or inside:
-            return Way.PTX
-        return Way.MACHINE_CODE
-
     def _splice_machine_code(
-        self,
-        image: Image,
-        seen: KernelSeen,
-        codes: list[DeviceCode],
-        layout: ArenaLayout,
-        assembler: Assembler,
+        self, image: Image, seen: KernelSeen, codes: list[DeviceCode], layout: ArenaLayout
     ) -> BuiltTwin:
-        """For images without PTX: the kernel's own machine code stays as it is."""
-        member = choose_cubin(image, seen.device.arch, seen.kernel)
-        spliced = splice_sass(unpack(member), seen.kernel, codes, layout, assembler.machine_code)
+        """The kernel's own machine code stays as it is."""
+        if self._assembler is None:
+            raise InternalError("machine code without an assembler")
+        contents = self._opened.machine_code(image, seen)
+        spliced = splice_sass(contents, seen.kernel, codes, layout, self._assembler.machine_code)
         return BuiltTwin(
             image=spliced.image,
             hidden_offset=spliced.hidden_offset,
@@ -224,14 +228,3 @@ class TwinBuilder:
             uncovered=spliced.uncovered,
             way=Way.MACHINE_CODE,
         )
-
-    def _module(self, image: Image, seen: KernelSeen) -> Module:
-        member = choose_ptx(image, seen.device.arch, kernel=seen.kernel)
-        key = (image.digest, member.offset)
-        module = self._parsed.get(key)
-        if module is None:
-            module = parse(ptx_text(member))
-            self._parsed[key] = module
-            if len(self._parsed) > _PARSED_LIMIT:
-                self._parsed.popitem(last=False)
-        return module

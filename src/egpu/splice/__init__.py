@@ -4,11 +4,13 @@ from egpu.splice.instrumented import InstrumentedImage
 from egpu.splice.ptx import kernel_alone, splice_ptx
 from egpu.splice.ptxas import assembler_arch, ptxas_arguments
 from egpu.splice.sass import InstrumentedCubin, splice_sass
+from egpu.splice.sass_encoding import ARCHS as SPLICED_ARCHS
 from egpu.splice.sass_globals import GlobalPatch
 from egpu.splice.sass_probe import ASSEMBLER_OPTIONS
 
 __all__ = [
     "ASSEMBLER_OPTIONS",
+    "SPLICED_ARCHS",
     "GlobalPatch",
     "InstrumentedCubin",
     "InstrumentedImage",

@@ -14,9 +14,13 @@ from egpu.bpf.program import AttachKind, Level
 from egpu.codegen.device_code import DeviceCode, RelocKind, Target
 from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin import open_cubin
-from egpu.image.cubin_edit import CubinParts, put_together, take_apart
+from egpu.image.cubin_alone import alone
+from egpu.image.cubin_contents import Contents, contents_of
+from egpu.image.cubin_edit import put_together, take_apart
 from egpu.image.cubin_kernel import Change, Kernel, change_kernel, open_kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
+from egpu.splice.sass_carried import carried, localised
+from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     ARCHS,
     BRA,
@@ -38,31 +42,30 @@ from egpu.splice.sass_encoding import (
     distance_of,
     instruction,
     read_clock,
-    words_of,
 )
 from egpu.splice.sass_encoding import EXIT as EXIT_OPCODE
 from egpu.splice.sass_globals import GlobalPatch, patches, share_globals
 from egpu.splice.sass_kernel import check_kernel, code_around, lowest_register_limit
 from egpu.splice.sass_probe import (
-    ENTRY,
-    EXIT,
     Assemble,
-    Manner,
     ProbeBlock,
     ProbeBlocks,
+    ProbeSetting,
     assemble_probes,
     start_reads,
 )
+from egpu.splice.sass_ptx import Manner
 from egpu.splice.sass_rules import (
     EVERY_RULE,
     Rule,
     after_everything,
     jump_for_exit,
     register_count,
+    tracked,
     with_late_reads,
     without_yields,
 )
-from egpu.splice.sass_uniform import carried, free_numbers, renamed
+from egpu.splice.sass_uniform import NOTHING, Usage, free_numbers, renamed
 
 _CODE_ALIGNMENT = 128
 _REGISTER_LIMIT = 255
@@ -92,7 +95,7 @@ class InstrumentedCubin:
 
 
 def splice_sass(
-    cubin: bytes,
+    cubin: bytes | Contents,
     kernel: str,
     probes: Sequence[DeviceCode],
     layout: ArenaLayout,
@@ -100,34 +103,35 @@ def splice_sass(
     *,
     rules: frozenset[Rule] = EVERY_RULE,
 ) -> InstrumentedCubin:
-    """``cubin`` with ``probes`` in ``kernel``; ``assemble`` turns PTX into a cubin for "sm_90".
+    """A cubin with ``kernel`` and ``probes`` in it; ``assemble`` turns PTX into one for "sm_90".
 
     InputError when the cubin is malformed or has no such kernel, or a probe reads a parameter that
     it has not; UnsupportedError, with the reason, when kernel or probe cannot be spliced.
-    ``rules`` are for tests, which take one out.
+    ``rules`` are for tests, which take one out.  Who splices several kernels of a cubin hands over
+    its contents, read once.
     """
-    opened = open_cubin(cubin)
-    if opened.arch not in ARCHS:
-        raise UnsupportedError(
-            f"machine code for sm_{opened.arch}", needs="sm_80, sm_86, sm_89 or sm_90"
-        )
+    contents = cubin if isinstance(cubin, Contents) else contents_of(open_cubin(cubin))
+    arch = contents.parts.cubin.arch
+    if arch not in ARCHS:
+        raise UnsupportedError(f"machine code for sm_{arch}", needs="sm_80, sm_86, sm_89 or sm_90")
     _check_probes(probes)
-    parts = take_apart(opened)
+    parts = take_apart(open_cubin(alone(contents, kernel)))
     target = open_kernel(parts, kernel)
-    check_kernel(parts, target, opened.arch, probes)
-    setting = _Setting(target, opened.arch, probes, layout, assemble)
-    most = lowest_register_limit(words_of(parts.parts[target.text].data))
-    blocks = _assembled(setting, most, rules=rules)
-    work = _Splice(parts, target, opened.arch, blocks, rules)
+    code = Code.of(parts.parts[target.text].data)
+    check_kernel(parts, target, code, arch, probes)
+    setting = ProbeSetting(arch, tuple(probes), layout, assemble)
+    blocks = _assembled(target, setting, lowest_register_limit(code), rules)
+    around = code_around(parts, target, code) if blocks.exit else NOTHING
+    work = _Splice(target, code, arch, blocks, _Care(around, rules))
     text = work.text()
     change = Change(
-        text=bytes_of(text),
+        text=text.data(),
         registers=work.registers,
         frame=max(block.frame for block in (blocks.entry, blocks.exit) if block),
-        hidden=blocks.hidden,
+        hidden=(blocks.hidden_offset, LAUNCH_BLOCK_SIZE),
         parameter_size=blocks.hidden_offset + LAUNCH_BLOCK_SIZE,
         bank_offset=blocks.bank_offset,
-        offsets={"EXIT_INSTR_OFFSETS": [n * SIZE for n, w in enumerate(text) if _leaves(w)]},
+        offsets={"EXIT_INSTR_OFFSETS": [index * SIZE for index in text.where(EXIT_OPCODE)]},
     )
     changed, shared = share_globals(change_kernel(parts, target, change), target)
     return InstrumentedCubin(
@@ -165,48 +169,38 @@ def _leaves(word: int) -> bool:
     return OPCODE.of(word) == EXIT_OPCODE
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """What the probes are assembled for."""
-
-    kernel: Kernel
-    arch: int
-    probes: Sequence[DeviceCode]
-    layout: ArenaLayout
-    assemble: Assemble
-
-    def blocks(self, manner: Manner) -> ProbeBlocks:
-        return assemble_probes(
-            self.kernel, self.arch, self.probes, self.layout, self.assemble, manner=manner
-        )
-
-
-def _assembled(setting: _Setting, most: int | None, *, rules: frozenset[Rule]) -> ProbeBlocks:
+def _assembled(
+    kernel: Kernel, setting: ProbeSetting, most: int | None, rules: frozenset[Rule]
+) -> ProbeBlocks:
     """The probes' code, in as many registers as cost the kernel no resident block, if that can be.
 
-    No uniform value lives where one group of leaving lanes could spoil it for another.  Probes at
-    the warp level have none: all lanes but one end first.
+    No uniform value lives where one group of leaving lanes could spoil it for another.
     """
-    leaving = [each for each in setting.probes if each.kind is AttachKind.EXIT]
-    alone = all(each.level is Level.WARP for each in leaving)
-    manner = Manner()
-    blocks = setting.blocks(manner)
-    limits = _limits(setting.kernel, blocks, most)
-    if limits:
-        held = setting.blocks(Manner(limits=limits))
+    blocks = assemble_probes(kernel, setting, Manner())
+    manner = _held(kernel, blocks, most)
+    if manner != Manner():
+        held = assemble_probes(kernel, setting, manner)
         if all(block.frame <= _SPILL_LIMIT for block in (held.entry, held.exit) if block):
-            manner, blocks = Manner(limits=limits), held
-    if alone or Rule.NO_CARRIED_UNIFORMS not in rules:
+            blocks = held
+        else:
+            manner = Manner()
+    if Rule.NO_CARRIED_UNIFORMS not in rules or not _carries(blocks, setting):
         return blocks
-    if blocks.exit and carried(blocks.exit.words, setting.arch):
-        blocks = setting.blocks(replace(manner, vector_masks=True))
-        if blocks.exit and carried(blocks.exit.words, setting.arch):
-            raise UnsupportedError(
-                f"exit probes ({', '.join(each.program for each in leaving)}) with uniform values "
-                "that live across branches",
-                needs="exit probes at the warp level",
-            )
+    blocks = assemble_probes(kernel, setting, replace(manner, apart=True))
+    if blocks.exit and _carries(blocks, setting):
+        words = localised(blocks.exit.words, setting.arch)
+        blocks = replace(blocks, exit=replace(blocks.exit, words=words))
+    if _carries(blocks, setting):
+        leaving = [each for each in setting.probes if each.kind is AttachKind.EXIT]
+        raise UnsupportedError(
+            f"exit probes ({', '.join(each.program for each in leaving)}) with uniform values "
+            "that live across branches"
+        )
     return blocks
+
+
+def _carries(blocks: ProbeBlocks, setting: ProbeSetting) -> bool:
+    return blocks.exit is not None and bool(carried(blocks.exit.words, setting.arch))
 
 
 _FREE_REGISTERS = 32  # a thread: that many let an SM hold all the threads that it can
@@ -214,17 +208,24 @@ _REGISTER_STEP = 8  # in which registers are given out
 _SPILL_LIMIT = 128  # bytes of stack
 
 
-def _limits(kernel: Kernel, blocks: ProbeBlocks, most: int | None) -> dict[str, int]:
+def _held(kernel: Kernel, blocks: ProbeBlocks, most: int | None) -> Manner:
     """Limits for blocks that take more registers than the kernel has anyway; ``most``: what a warp
     may be left with at its exit (setmaxnreg)."""
     step = -(-kernel.registers // _REGISTER_STEP) * _REGISTER_STEP
     limit = max(_FREE_REGISTERS, step) if most is None else kernel.registers
-    found: dict[str, int] = {}
-    if blocks.entry and blocks.entry.registers > limit:
-        found[ENTRY] = limit
-    if blocks.exit and blocks.exit.registers > min(limit, most or limit):
-        found[EXIT] = min(limit, most or limit)
-    return found
+    leaving = min(limit, most or limit)
+    return Manner(
+        entry=limit if blocks.entry and blocks.entry.registers > limit else 0,
+        exit=leaving if blocks.exit and blocks.exit.registers > leaving else 0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Care:
+    """What lanes that go on use while others are in the exit probe, and the rules."""
+
+    around: Usage
+    rules: frozenset[Rule]
 
 
 class _Splice:
@@ -232,41 +233,49 @@ class _Splice:
 
     def __init__(
         self,
-        parts: CubinParts,
         kernel: Kernel,
+        code: Code,
         arch: int,
         blocks: ProbeBlocks,
-        rules: frozenset[Rule],
+        care: _Care,
     ) -> None:
         self._arch = arch
         self._kernel = kernel
         self._blocks = blocks
-        self._rules = rules
-        self._around = code_around(parts, kernel)
-        self._words = words_of(parts.parts[kernel.text].data)
-        self._length = len(self._words)
+        self._rules = care.rules
+        self._around = care.around
+        self._code = code
+        self._added: list[int] = []
         self.exits = 0
         self._starts = self._start_registers()
         self.registers = self._registers()
         self._check_registers()
 
-    def text(self) -> list[int]:
+    def text(self) -> Code:
         """The kernel's section with everything in it."""
+        changed: dict[int, int] = {}
+        code = self._code
         if self._blocks.exit:
-            self._redirect_exits(self._blocks.exit)
+            code = with_late_reads(code, self._rules)
+            changed |= self._redirect_exits(code, self._blocks.exit)
         if self._blocks.entry or self._starts:
-            self._redirect_entry(self._blocks.entry)
-        padding = -len(self._words) % (_CODE_ALIGNMENT // SIZE)
-        return self._words + [instruction(NOP, stall=0)] * padding
+            changed[0] = self._redirect_entry(changed.get(0, code[0]), self._blocks.entry)
+        size = len(code) + len(self._added)
+        padding = -size % (_CODE_ALIGNMENT // SIZE)
+        added = self._added + [instruction(NOP, stall=0)] * padding
+        return code.with_words(changed).followed_by(Code.of(bytes_of(added)))
 
-    def _redirect_exits(self, block: ProbeBlock) -> None:
-        words = with_late_reads(self._words, self._rules)
-        begin = len(words) + block.start
-        for index, word in enumerate(words):
-            if _leaves(word):
-                distance = (begin - index - 1) * SIZE
-                words[index] = jump_for_exit(word, self._arch, distance, self._rules)
-                self.exits += 1
+    @property
+    def _end(self) -> int:
+        return len(self._code) + len(self._added)
+
+    def _redirect_exits(self, code: Code, block: ProbeBlock) -> dict[int, int]:
+        begin = self._end + block.start
+        changed: dict[int, int] = {}
+        for index in code.where(EXIT_OPCODE):
+            distance = (begin - index - 1) * SIZE
+            changed[index] = jump_for_exit(code[index], self._arch, distance, self._rules)
+        self.exits = len(changed)
         probe = without_yields(block.words, self._rules)
         if Rule.OWN_UNIFORMS in self._rules:
             renaming = free_numbers(probe, self._around)
@@ -278,17 +287,17 @@ class _Splice:
                 DESTINATION.of(word), source, guard=GUARD.of(word), wait=WAIT.of(word)
             )
         probe[block.start] = after_everything(probe[block.start], self._rules)
-        self._words = words + probe
+        self._added += probe
+        return changed
 
-    def _redirect_entry(self, block: ProbeBlock | None) -> None:
-        """The first instruction becomes a jump; the probes end in it and jump back."""
-        first = self._words[0]
-        begin = len(self._words)
+    def _redirect_entry(self, first: int, block: ProbeBlock | None) -> int:
+        """What becomes of the first instruction: a jump; the probes end in it and jump back."""
+        begin = self._end
         probe = list(block.words) if block else []
         start = block.start if block else 0
         if probe:
             _check_single_exit(probe, self._kernel.name)
-            probe = with_late_reads(probe, self._rules)
+            probe = tracked(probe, self._rules)
         leaving = [index for index, word in enumerate(probe) if _leaves(word)]
         if leaving == [len(probe) - 1]:
             probe.pop()  # its EXIT is the last instruction: fall into what follows
@@ -301,8 +310,8 @@ class _Splice:
         tail[0] = after_everything(tail[0], self._rules)
         back = begin + len(probe) + len(tail)
         tail.append(branch(self._arch, (1 - back - 1) * SIZE))
-        self._words += probe + tail
-        self._words[0] = branch(self._arch, (begin + start - 1) * SIZE, wait=WAIT.of(first))
+        self._added += probe + tail
+        return branch(self._arch, (begin + start - 1) * SIZE, wait=WAIT.of(first))
 
     def _displaced(self, word: int, index: int) -> int:
         """The kernel's first instruction at another place; an exit jump goes where it went."""
@@ -344,7 +353,7 @@ class _Splice:
             raise UnsupportedError(
                 f"{name}, which would need {self.registers} registers of {_REGISTER_LIMIT}"
             )
-        limit = lowest_register_limit(self._words)
+        limit = lowest_register_limit(self._code)
         if limit is None:
             return
         if self.registers != was:

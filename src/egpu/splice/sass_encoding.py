@@ -47,6 +47,7 @@ DESTINATION      = Field(16, 8)
 SOURCE_A         = Field(24, 8)
 SOURCE_B         = Field(32, 8)
 SOURCE_C         = Field(64, 8)
+UNIFORM_A        = Field(24, 6)
 IMMEDIATE        = Field(32, 32)
 CONSTANT_OFFSET  = Field(38, 16)
 CONSTANT_BANK    = Field(54, 5)
@@ -70,6 +71,8 @@ CS2R, S2R, NOP, EXIT, BRA       = 0x805, 0x919, 0x918, 0x94D, 0x947
 BSSY, BSYNC, BREAK, YIELD_OP    = 0x945, 0x941, 0x942, 0x946
 BMOV_FROM, BMOV_TO              = 0x355, 0x356
 LDS, LDC, ULDC, UMOV_IMMEDIATE  = 0x984, 0xB82, 0xAB9, 0x882
+ULDC_INDEXED                    = 0xABB
+BRA_UNIFORM, BRXU               = 0x547, 0x958
 R2UR_BEFORE_90, R2UR, UMOV, S2UR = 0x3C2, 0x2CA, 0xC82, 0x9C3
 VOTEU, REDUX, BRX, RET          = 0x886, 0x3C4, 0x949, 0x950
 SR_CLOCK, SR_GLOBALTIMER        = 0x50, 0x52
@@ -88,7 +91,7 @@ _WORDS = {
 
 # Instructions that count a distance from where they stand, or remember where they stand.
 RELATIVE = frozenset({
-    BRA, BSSY, BREAK, BRX, RET,
+    BRA, BSSY, BREAK, BRX, RET, BRA_UNIFORM, BRXU,
     0x343, 0x344, 0x943, 0x944,  # CALL
     0x348, 0x948,                # WARPSYNC (with a target)
     0x34E, 0x94E,                # LEPC
@@ -200,13 +203,15 @@ def constant_of(word: int) -> tuple[int, int | None] | None:
 
     None without one.  Instructions of other kinds may be taken for one that has.
     """
-    if FORM.of(word) not in _CONSTANT_FORMS:
+    if FORM.of(word) not in CONSTANT_FORMS:
         return None
-    indexed = OPCODE.of(word) == LDC and SOURCE_A.of(word) != RZ
+    indexed = (OPCODE.of(word) == LDC and SOURCE_A.of(word) != RZ) or (
+        OPCODE.of(word) == ULDC_INDEXED and UNIFORM_A.of(word) != URZ
+    )
     return CONSTANT_BANK.of(word), None if indexed else CONSTANT_OFFSET.of(word)
 
 
-_CONSTANT_FORMS = (3, 5)
+CONSTANT_FORMS = (3, 5)
 
 
 def is_store(word: int) -> bool:

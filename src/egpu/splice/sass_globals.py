@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from egpu.errors import UnsupportedError
 from egpu.image.cubin_edit import (
     CubinParts,
@@ -21,7 +23,19 @@ from egpu.image.cubin_edit import (
 )
 from egpu.image.cubin_kernel import Kernel
 from egpu.splice.ptx_globals import is_compiler_constant
-from egpu.splice.sass_encoding import constant_of, words_of
+from egpu.splice.sass_code import Code
+from egpu.splice.sass_encoding import (
+    CONSTANT_BANK,
+    CONSTANT_FORMS,
+    CONSTANT_OFFSET,
+    FORM,
+    LDC,
+    RZ,
+    SOURCE_A,
+    ULDC_INDEXED,
+    UNIFORM_A,
+    URZ,
+)
 
 STT_OBJECT = 1
 _ADDRESS_64 = 2  # relocation type: the symbol's 64-bit address
@@ -106,14 +120,25 @@ def _used(parts: CubinParts, kernel: Kernel, bank: int) -> frozenset[int] | None
             continue
         if part is not own and f".nv.info.{part.name.removeprefix(_TEXT)}" in names:
             continue  # another kernel's
-        for word in words_of(part.data):
-            place = constant_of(word)
-            if place is None or place[0] != bank:
-                continue
-            if place[1] is None:
-                return None
-            found.add(place[1] // 8 * 8)
+        places = constants_of(Code.of(part.data), bank)
+        if places is None:
+            return None
+        found |= places
     return frozenset(found)
+
+
+def constants_of(code: Code, bank: int) -> frozenset[int] | None:
+    """The same of one section's code."""
+    forms, opcodes = code.field(FORM), code.opcodes
+    here = np.isin(forms, CONSTANT_FORMS) & (code.field(CONSTANT_BANK) == bank)
+    indexed = here & (
+        ((opcodes == LDC) & (code.field(SOURCE_A) != RZ))
+        | ((opcodes == ULDC_INDEXED) & (code.field(UNIFORM_A) != URZ))
+    )
+    if indexed.any():
+        return None
+    offsets = np.unique(code.field(CONSTANT_OFFSET)[here]).tolist()
+    return frozenset(offset // 8 * 8 for offset in offsets)
 
 
 def _is_variable(parts: CubinParts, symbol: Symbol) -> bool:

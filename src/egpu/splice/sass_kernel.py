@@ -17,46 +17,46 @@ from egpu.image.cubin_edit import (
 )
 from egpu.image.cubin_kernel import Kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE
+from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     BRA,
+    BRA_UNIFORM,
     EXIT,
     IMMEDIATE,
-    OPCODE,
     SETMAXREG,
     SIZE,
     distance_of,
-    words_of,
 )
-from egpu.splice.sass_uniform import Usage, usage
+from egpu.splice.sass_uniform import Usage, usage_of
 
 _TEXT = ".text."
-_PARAMETER_LIMIT = 4096  # bytes; what every driver takes
+_PARAMETER_LIMIT = 32764  # bytes (PTX ISA 8.1)
 _KNOWN_EXIT = 0x3800000  # high half of an EXIT without its predicates and control bits
 _EXIT_HIGH = 0x3FF_FFFF_FFFF & ~(0xF << 23)
 
 
 def check_kernel(
-    parts: CubinParts, kernel: Kernel, arch: int, probes: Sequence[DeviceCode]
+    parts: CubinParts, kernel: Kernel, code: Code, arch: int, probes: Sequence[DeviceCode]
 ) -> None:
-    """UnsupportedError, with the reason, when ``kernel`` cannot have these probes."""
+    """UnsupportedError, with the reason, when ``kernel`` cannot have these probes; ``code`` is
+    the machine code of its section."""
     name = kernel.name
     if any(part.name.startswith((".nv.capmerc", ".nv.merc")) for part in parts.parts):
         raise UnsupportedError(f"{name}, whose code is described twice (.nv.capmerc)")
     size = -(-kernel.parameter_size // 8) * 8 + LAUNCH_BLOCK_SIZE
-    if size > _PARAMETER_LIMIT >= kernel.parameter_size:
+    if size > _PARAMETER_LIMIT:
         raise UnsupportedError(
             f"{name} with {kernel.parameter_size} bytes of parameters: {LAUNCH_BLOCK_SIZE} more do "
             f"not fit into {_PARAMETER_LIMIT}"
         )
-    words = words_of(parts.parts[kernel.text].data)
-    if not words:
+    if not len(code):
         raise UnsupportedError(f"{name}, which has no code")
-    _check_start(parts, kernel, words, arch)
+    _check_start(parts, kernel, code, arch)
     if any(each.kind is AttachKind.EXIT for each in probes):
-        _check_exits(parts, kernel, words)
+        _check_exits(parts, kernel, code)
 
 
-def _check_start(parts: CubinParts, kernel: Kernel, words: Sequence[int], arch: int) -> None:
+def _check_start(parts: CubinParts, kernel: Kernel, code: Code, arch: int) -> None:
     name = kernel.name
     for at, relocation in relocations_of(parts, kernel.text):
         if relocation.offset < SIZE:
@@ -64,8 +64,8 @@ def _check_start(parts: CubinParts, kernel: Kernel, words: Sequence[int], arch: 
                 f"{name}, whose first instruction is changed when it is loaded "
                 f"({parts.parts[at].name})"
             )
-    for index, word in enumerate(words):
-        if OPCODE.of(word) == BRA and (index + 1) * SIZE + distance_of(word, arch) == 0:
+    for index in code.where(BRA, BRA_UNIFORM):
+        if (index + 1) * SIZE + distance_of(code[index], arch) == 0:
             raise UnsupportedError(f"{name}, which jumps back to its first instruction")
     targets = kernel.attribute("INDIRECT_BRANCH_TARGETS")
     if targets is not None and 0 in _branch_targets(targets.words()):
@@ -80,17 +80,16 @@ def _branch_targets(values: Sequence[int]) -> Iterable[int]:
         at += 3 + count
 
 
-def _check_exits(parts: CubinParts, kernel: Kernel, words: Sequence[int]) -> None:
-    if not any(OPCODE.of(word) == EXIT for word in words):
+def _check_exits(parts: CubinParts, kernel: Kernel, code: Code) -> None:
+    exits = code.where(EXIT)
+    if not exits:
         raise UnsupportedError(f"an exit probe in {kernel.name}, which has no EXIT")
-    for word in words:
-        if OPCODE.of(word) == EXIT and (word >> 64) & _EXIT_HIGH & ~(0xFFF << 41) != (
-            _KNOWN_EXIT & _EXIT_HIGH
-        ):
+    for index in exits:
+        if (code[index] >> 64) & _EXIT_HIGH & ~(0xFFF << 41) != (_KNOWN_EXIT & _EXIT_HIGH):
             raise UnsupportedError(f"an exit probe in {kernel.name}, with an unusual EXIT")
     for part_at in _other_functions(parts, kernel):
         part = parts.parts[part_at]
-        if any(OPCODE.of(word) == EXIT for word in words_of(part.data)):
+        if Code.of(part.data).where(EXIT):
             raise UnsupportedError(
                 f"an exit probe in {kernel.name}: a function that it may call ends the thread "
                 f"({part.name.removeprefix(_TEXT)})"
@@ -130,11 +129,11 @@ def _called(parts: CubinParts, kernel: Kernel) -> list[Symbol]:
 _CALLEE = Usage(frozenset(range(32)), frozenset(range(4)), frozenset(range(10)))
 
 
-def code_around(parts: CubinParts, kernel: Kernel) -> Usage:
+def code_around(parts: CubinParts, kernel: Kernel, code: Code) -> Usage:
     """What the kernel and whatever it calls may use of what a warp has once."""
-    used = [usage(words_of(parts.parts[kernel.text].data))]
+    used = [usage_of(code)]
     for at in _other_functions(parts, kernel):
-        used.append(usage(words_of(parts.parts[at].data)))
+        used.append(usage_of(Code.of(parts.parts[at].data)))
     if any(each.section == 0 for each in _called(parts, kernel)):
         used.append(_CALLEE)
     return Usage(
@@ -144,7 +143,7 @@ def code_around(parts: CubinParts, kernel: Kernel) -> Usage:
     )
 
 
-def lowest_register_limit(words: Iterable[int]) -> int | None:
+def lowest_register_limit(code: Code) -> int | None:
     """The fewest registers that a warp has after a setmaxnreg, None without one."""
-    limits = [IMMEDIATE.of(word) for word in words if OPCODE.of(word) == SETMAXREG]
+    limits = [IMMEDIATE.of(code[index]) for index in code.where(SETMAXREG)]
     return min(limits) if limits else None

@@ -1,30 +1,28 @@
 """A probe's machine code: PTX with the kernel's parameter list, assembled, and its body lifted out.
 
 The probe reads parameters at the places in the constant bank where the kernel has its own, and the
-launch block behind them.  What depends on the kernel alone in PTX (registers for the saved start)
-is marked by loads from a place in shared memory that no kernel has, and replaced in the machine
-code, one instruction by one: code that is lifted is never stretched.
+launch block behind them.  A probe that reads no parameters is assembled twice for all kernels, with
+parameters of different sizes: where the two differ is the place of the launch block, and nothing
+else.  Code that is lifted is never stretched.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from egpu.bpf.program import AttachKind, Level
+from egpu.bpf.program import AttachKind
 from egpu.codegen.device_code import DeviceCode, RelocKind
 from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin import open_cubin
-from egpu.image.cubin_attributes import CODES, Attribute, parameter
 from egpu.image.cubin_edit import relocations_of, take_apart
 from egpu.image.cubin_kernel import Kernel, open_kernel
-from egpu.image.ptx import parse
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
-from egpu.splice.ptx_names import added_names
-from egpu.splice.ptx_relocate import Setting, needs, resolve
 from egpu.splice.sass_encoding import (
     BRA,
+    CONSTANT_OFFSET,
     DESTINATION,
     LDS,
     NO_SCOREBOARD,
@@ -33,8 +31,18 @@ from egpu.splice.sass_encoding import (
     SHARED_OFFSET,
     SIZE,
     WRITE_SCOREBOARD,
+    constant_of,
     distance_of,
     words_of,
+)
+from egpu.splice.sass_ptx import (
+    ENTRY,
+    EXIT,
+    START_PLACES,
+    Manner,
+    Shape,
+    probe_text,
+    reads_parameters,
 )
 
 # (PTX, "sm_90") to a cubin.  ptxas must get these options: constants of a probe's own would have
@@ -42,15 +50,10 @@ from egpu.splice.sass_encoding import (
 Assemble = Callable[[str, str], bytes]
 ASSEMBLER_OPTIONS = ("--disable-optimizer-constants",)
 
-ENTRY, EXIT = "egpu_entry", "egpu_exit"
-# PTX ISA versions that know a target, and the first that takes more than 4352 bytes of parameters.
-_VERSIONS = {80: (7, 0), 86: (7, 1), 89: (7, 8), 90: (7, 8)}
-_LARGE_PARAMETERS, _LARGE_VERSION = 4352, (8, 1)
 _STACK_POINTER = 1
-# Bytes of shared memory that no kernel has, as far as an LDS reaches (24 bits, signed): where the
-# saved start is "read".
-START_PLACES = {RelocKind.START_TIME: 0x697000, RelocKind.START_CLOCK: 0x697010}
+_WORD = 8
 _BANKS = re.compile(r"\.nv\.constant[1-9]")
+_LIFTED = 256  # sets of probes, manners and layouts whose code is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,217 +71,155 @@ class ProbeBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeSetting:
+    """The probes that go into a kernel, and for what."""
+
+    arch: int
+    probes: tuple[DeviceCode, ...]
+    layout: ArenaLayout
+    assemble: Assemble
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeBlocks:
-    """The probes of one kernel, with what the hidden parameter looks like to the driver."""
+    """The probes of one kernel, with the offset of the launch block among the parameters and the
+    place of the first parameter in constant bank 0."""
 
     entry: ProbeBlock | None
     exit: ProbeBlock | None
-    hidden: Attribute
     hidden_offset: int
     bank_offset: int
     starts: tuple[RelocKind, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Manner:
-    """How probes are assembled.
+def assemble_probes(kernel: Kernel, setting: ProbeSetting, manner: Manner) -> ProbeBlocks:
+    """The probes' machine code for ``kernel``, entry and exit probes in their orders."""
+    shape = Shape(kernel.name, kernel.parameters, kernel.parameter_size)
+    blocks = None
+    if not reads_parameters(setting.probes):
+        blocks = _moved(shape.size, setting, manner)
+    if blocks is None:
+        blocks = _lift(shape, setting, manner)
+    if kernel.bank_offset not in (None, blocks.bank_offset):
+        raise _laid_out_otherwise(kernel.name)
+    return blocks
 
-    ``vector_masks``: keep the active masks of exit probes in ordinary registers.  ``limits``: most
-    registers by entry name, 0 or nothing for as many as the assembler likes.
-    """
 
-    vector_masks: bool = False
-    limits: Mapping[str, int] = field(default_factory=dict)
+def _laid_out_otherwise(kernel: str) -> UnsupportedError:
+    return UnsupportedError(f"{kernel} with parameters that PTX lays out otherwise")
 
 
-def assemble_probes(
-    kernel: Kernel,
-    arch: int,
-    probes: Sequence[DeviceCode],
-    layout: ArenaLayout,
-    assemble: Assemble,
-    *,
+def _lift(
+    shape: Shape,
+    setting: ProbeSetting,
     manner: Manner,
 ) -> ProbeBlocks:
-    """Machine code for ``probes`` in ``kernel``, entry and exit probes in their orders."""
-    text, starts = probe_text(kernel, arch, probes, layout, manner=manner)
-    parts = take_apart(open_cubin(assemble(text, f"sm_{arch}")))
+    arch, probes = setting.arch, setting.probes
+    made = probe_text(shape, arch, probes, setting.layout, manner)
+    parts = take_apart(open_cubin(setting.assemble(made.text, f"sm_{arch}")))
     banks = [each.name for each in parts.parts if _BANKS.match(each.name) and each.size]
     if banks:
         raise UnsupportedError(f"a probe with constants in {banks[0]}")
     blocks: dict[str, ProbeBlock] = {}
-    hidden: tuple[Attribute, int, int] | None = None
+    hidden, bank_offset = -(-shape.size // _WORD) * _WORD, None
     for name, kind in ((ENTRY, AttachKind.ENTRY), (EXIT, AttachKind.EXIT)):
         if not any(each.kind is kind for each in probes):
             continue
         lifted = open_kernel(parts, name)
-        place = kernel.bank_offset in (None, lifted.bank_offset)
-        if lifted.bank_offset is None or not place or not _same(kernel, lifted, probes):
-            raise UnsupportedError(f"{kernel.name} with parameters that PTX lays out otherwise")
-        hidden = _hidden(kernel, lifted), lifted.parameters[-1][0], lifted.bank_offset
+        own = set(shape.parameters) if reads_parameters(probes) else set()
+        alike = own <= set(lifted.parameters[:-1])
+        if not alike or lifted.parameters[-1] != (hidden, LAUNCH_BLOCK_SIZE):
+            raise _laid_out_otherwise(shape.name)
+        bank_offset = lifted.bank_offset
         if relocations_of(parts, lifted.text):
             raise UnsupportedError("a probe whose machine code refers to something outside it")
-        block = _lifted(words_of(parts.parts[lifted.text].data), arch, lifted)
-        _check_starts(block, starts if kind is AttachKind.EXIT else ())
+        block = _block(words_of(parts.parts[lifted.text].data), arch, lifted)
+        _check_starts(block, made.starts if kind is AttachKind.EXIT else ())
         blocks[name] = block
-    if hidden is None:
+    if bank_offset is None:
         raise InternalError("a twin without a probe")
-    return ProbeBlocks(blocks.get(ENTRY), blocks.get(EXIT), *hidden, starts)
+    return ProbeBlocks(blocks.get(ENTRY), blocks.get(EXIT), hidden, bank_offset, made.starts)
 
 
-def _hidden(kernel: Kernel, lifted: Kernel) -> Attribute:
-    """What describes the launch block, as the parameter behind the kernel's own."""
-    last = len(lifted.parameters) - 1
-    record = next(
-        each
-        for each in lifted.attributes
-        if each.code == CODES["KPARAM_INFO"] and parameter(each)[0] == last
-    )
-    payload = bytearray(record.payload)
-    payload[4:6] = len(kernel.parameters).to_bytes(2, "little")  # its ordinal
-    return replace(record, payload=bytes(payload))
+# Sizes for which probes are assembled that go into kernels of any; their alignment to 16 bytes is
+# the kernel's, for loads of more than one word.
+_SMALL, _LARGE = 64, 64 + 1024
+_ALIGNMENT = 16
 
 
-def probe_text(
-    kernel: Kernel,
-    arch: int,
-    probes: Sequence[DeviceCode],
-    layout: ArenaLayout,
-    *,
+def _moved(
+    size: int,
+    setting: ProbeSetting,
     manner: Manner,
-) -> tuple[str, tuple[RelocKind, ...]]:
-    """The PTX module that is assembled, and which starts its exit probes read."""
-    parameters = _parameter_list(kernel, probes)
-    size = kernel.parameter_size + LAUNCH_BLOCK_SIZE
-    version = max(_VERSIONS[arch], *(each.isa for each in probes))
-    if size > _LARGE_PARAMETERS:
-        version = max(version, _LARGE_VERSION)
-    head = f".version {version[0]}.{version[1]}\n.target sm_{arch}\n.address_size 64\n"
-    names = added_names("")
-    launch = f".param .align 8 .b8 {names.launch}[{LAUNCH_BLOCK_SIZE}]"
-    plain = parse(f"{head}.visible .entry k({parameters.rstrip(', ')})\n{{\nret;\n}}\n").entry("k")
-    own = tuple(each for each in plain.parameters if not each.name.startswith(_GAP))
-    setting = Setting(replace(plain, name=kernel.name, parameters=own), layout, names)
-    out = [head]
-    for name, kind in ((ENTRY, AttachKind.ENTRY), (EXIT, AttachKind.EXIT)):
-        chosen = [each for each in probes if each.kind is kind]
-        if not chosen:
+) -> ProbeBlocks | None:
+    """The code of probes that read no parameters, for a kernel with ``size`` bytes of them; None
+    when it depends on more than the place of the launch block."""
+    begin = -(-size // _WORD) * _WORD
+    offset = begin % _ALIGNMENT
+    blocks, places = _general(offset, setting, manner)
+    if places is None:
+        return None
+    by = begin - blocks.hidden_offset
+    return replace(
+        blocks,
+        entry=_with_launch_block(blocks.entry, places[0], by),
+        exit=_with_launch_block(blocks.exit, places[1], by),
+        hidden_offset=begin,
+    )
+
+
+def _with_launch_block(
+    block: ProbeBlock | None, places: frozenset[int], by: int
+) -> ProbeBlock | None:
+    if block is None:
+        return None
+    words = list(block.words)
+    for at in places:
+        words[at] = CONSTANT_OFFSET.set(words[at], CONSTANT_OFFSET.of(words[at]) + by)
+    return replace(block, words=tuple(words))
+
+
+_Places = tuple[frozenset[int], frozenset[int]]
+
+
+@functools.lru_cache(maxsize=_LIFTED)
+def _general(
+    offset: int,
+    setting: ProbeSetting,
+    manner: Manner,
+) -> tuple[ProbeBlocks, _Places | None]:
+    """The code for a small kernel, and which instructions of the two blocks name a word of the
+    launch block, None if that cannot be told."""
+    small, large = (
+        _lift(Shape("probe", (), size + offset), setting, manner) for size in (_SMALL, _LARGE)
+    )
+    entry = _differences(small.entry, large.entry)
+    leaving = _differences(small.exit, large.exit)
+    if entry is None or leaving is None:
+        return small, None
+    return small, (entry, leaving)
+
+
+def _differences(small: ProbeBlock | None, large: ProbeBlock | None) -> frozenset[int] | None:
+    """Instructions that differ by the distance of the launch blocks; None for any other."""
+    if small is None or large is None:
+        return frozenset() if small is large else None
+    if replace(small, words=()) != replace(large, words=()) or len(small.words) != len(large.words):
+        return None
+    found: set[int] = set()
+    for at, (one, other) in enumerate(zip(small.words, large.words, strict=True)):
+        if one == other:
             continue
-        bodies = [resolve(each, setting).strip() for each in chosen]
-        if kind is AttachKind.EXIT:
-            text = _leaving(chosen, bodies, vector_masks=manner.vector_masks)
-        else:
-            text = "".join(f"{{\n{body}\n}}\n" for body in bodies)
-        for start, register in (
-            (RelocKind.START_TIME, names.start_time),
-            (RelocKind.START_CLOCK, names.start_clock),
-        ):
-            text = _with_start(text, register, START_PLACES[start])
-        most = f" .maxnreg {manner.limits[name]}" if manner.limits.get(name) else ""
-        out.append(f".visible .entry {name}({parameters}{launch}){most}\n{{\n{text}ret;\n}}\n")
-    leaving = [each for each in probes if each.kind is AttachKind.EXIT]
-    starts = tuple(each for each in START_PLACES if needs(leaving, each))
-    return "".join(out), starts
+        place = constant_of(one)
+        if place is None or place[0] != 0 or place[1] is None:
+            return None
+        if CONSTANT_OFFSET.set(one, place[1] + _LARGE - _SMALL) != other:
+            return None
+        found.add(at)
+    return frozenset(found)
 
 
-def _leaving(probes: Sequence[DeviceCode], bodies: Sequence[str], *, vector_masks: bool) -> str:
-    """The text of exit probes.  Threads that end need not wait for each other; and where one lane
-    does all the work, the others end before any of it."""
-    bodies = [*bodies[:-1], _LAST_SYNC.sub("", bodies[-1])]
-    if len(probes) > 1 and all(each.level is Level.WARP for each in probes):
-        bodies = [
-            _LAST_SYNC.sub("", _ACTIVE_MASK.sub(r"mov.b32 \1, %egpu_group;", body, count=1))
-            for body in bodies
-        ]
-        return _ONE_LANE + "".join(f"{{\n{body}\n}}\n" for body in bodies)
-    if vector_masks:
-        bodies = [_vector_mask(each) for each in bodies]
-    return "".join(f"{{\n{body}\n}}\n" for body in bodies)
-
-
-_LAST_SYNC = re.compile(r"bar\.warp\.sync\s+[%$\w]+\s*;\s*\Z")
-_ACTIVE_MASK = re.compile(r"activemask\.b32\s+([%$\w]+)\s*;")
-# The lowest lane stays, as a probe at the warp level chooses it, too.
-_ONE_LANE = """.reg .b32 %egpu_group, %egpu_below;
-.reg .pred %egpu_others;
-activemask.b32 %egpu_group;
-mov.u32 %egpu_below, %lanemask_lt;
-and.b32 %egpu_below, %egpu_below, %egpu_group;
-setp.ne.b32 %egpu_others, %egpu_below, 0;
-@%egpu_others exit;
-"""
-
-
-def _vector_mask(body: str) -> str:
-    """Active masks in ordinary registers.
-
-    The assembler may keep one in a uniform register for long.  At an exit several groups of a
-    warp's lanes can be inside the probe, and each needs its own; so the instruction gets a guard
-    that differs by lane as far as the assembler knows, but always holds.
-    """
-    return _ACTIVE_MASK.sub(
-        r"{ .reg .pred %egpu_here; .reg .b32 %egpu_lanes; mov.u32 %egpu_lanes, %lanemask_lt; "
-        r"setp.ne.b32 %egpu_here, %egpu_lanes, -1; mov.b32 \1, 0; "
-        r"@%egpu_here activemask.b32 \1; }",
-        body,
-    )
-
-
-def _with_start(text: str, register: str, place: int) -> str:
-    return re.sub(
-        rf"mov\.b64\s+([%$\w]+)\s*,\s*{re.escape(register)}\s*;",
-        lambda match: (
-            "{ .reg .b32 %egpu_at, %egpu_low, %egpu_high; "
-            f"mov.b32 %egpu_at, {place}; "
-            "ld.volatile.shared.b32 %egpu_low, [%egpu_at]; "
-            "ld.volatile.shared.b32 %egpu_high, [%egpu_at+4]; "
-            f"mov.b64 {match[1]}, {{%egpu_low, %egpu_high}}; }}"
-        ),
-        text,
-    )
-
-
-def _parameter_list(kernel: Kernel, probes: Sequence[DeviceCode]) -> str:
-    """Declarations that lie where the kernel's parameters lie, each followed by a comma.
-
-    Probes that read none get one of the same size: so all kernels of that size share their code.
-
-    Larger alignments count from the bank's beginning, not from the first parameter's: so gaps are
-    parameters of their own.
-    """
-    if not _reads_parameters(probes):
-        size = kernel.parameter_size
-        return f".param .align {_WORD} .b8 p0[{size}], " if size else ""
-    lines = []
-    end = 0
-    for number, (offset, size) in enumerate(kernel.parameters):
-        if offset > end:
-            lines.append(f".param .align 1 .b8 {_GAP}{number}[{offset - end}], ")
-        align = _WORD
-        while offset % align:
-            align //= 2
-        lines.append(f".param .align {align} .b8 p{number}[{size}], ")
-        end = offset + size
-    return "".join(lines)
-
-
-def _reads_parameters(probes: Sequence[DeviceCode]) -> bool:
-    return needs(probes, RelocKind.PARAMETER) or needs(probes, RelocKind.PARAM_BYTES)
-
-
-_GAP = "gap"
-_WORD = 8
-
-
-def _same(kernel: Kernel, lifted: Kernel, probes: Sequence[DeviceCode]) -> bool:
-    """Whether every parameter lies where the kernel has it, and the launch block behind them."""
-    *found, launch = lifted.parameters
-    end = -(-kernel.parameter_size // _WORD) * _WORD
-    alike = not _reads_parameters(probes) or set(kernel.parameters) <= set(found)
-    return alike and launch == (end, LAUNCH_BLOCK_SIZE)
-
-
-def _lifted(words: list[int], arch: int, kernel: Kernel) -> ProbeBlock:
+def _block(words: list[int], arch: int, kernel: Kernel) -> ProbeBlock:
     while words and OPCODE.of(words[-1]) == NOP:
         words.pop()
     if words and OPCODE.of(words[-1]) == BRA and distance_of(words[-1], arch) == -SIZE:

@@ -9,9 +9,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
+import numpy as np
+
+from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     ALL_SCOREBOARDS,
+    BASE,
     GUARD,
+    LATE_READERS,
     NO_SCOREBOARD,
     NOP,
     OPCODE,
@@ -70,8 +75,20 @@ _LATE_READ_SCOREBOARD = 5
 _VISIBLE_AFTER = 2
 
 
-def with_late_reads(words: Sequence[int], rules: frozenset[Rule]) -> list[int]:
-    """Code in which every store has a scoreboard that tells when its sources were read."""
+def with_late_reads(code: Code, rules: frozenset[Rule]) -> Code:
+    """A kernel's code; every store has a scoreboard that tells when its sources were read."""
+    if Rule.LATE_READS not in rules:
+        return code
+    untracked = np.isin(code.field(BASE), sorted(LATE_READERS))
+    for field in (READ_SCOREBOARD, WRITE_SCOREBOARD):
+        untracked &= code.field(field) == NO_SCOREBOARD
+    return code.with_words(
+        {index: _tracked(code[index], rules) for index in np.nonzero(untracked)[0].tolist()}
+    )
+
+
+def tracked(words: Sequence[int], rules: frozenset[Rule]) -> list[int]:
+    """The same of a probe's code."""
     return [_tracked(word, rules) if is_store(word) else word for word in words]
 
 

@@ -9,10 +9,15 @@ every field that can name a uniform register does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from egpu.errors import InternalError, UnsupportedError
+from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     BARRIER,
     BARRIERS,
@@ -20,31 +25,22 @@ from egpu.splice.sass_encoding import (
     BMOV_FROM,
     BMOV_TO,
     BRA,
+    BRA_UNIFORM,
     BREAK,
+    BRXU,
     BSSY,
     BSYNC,
-    CARRY_SOURCE,
-    EXIT,
     FORM,
-    GUARD,
     GUARD_REGISTER,
     HAS_UNIFORM,
     LDS,
     OPCODE,
-    PREDICATE_RESULT,
     PREDICATE_SOURCE,
-    PT,
     R2UR,
     R2UR_BEFORE_90,
     REDUX,
-    RELATIVE,
-    RZ,
     S2UR,
-    SECOND_GUARD,
     SETMAXREG,
-    SIZE,
-    SOURCE_A,
-    SOURCE_B,
     ULDC,
     UMOV,
     UMOV_IMMEDIATE,
@@ -54,19 +50,22 @@ from egpu.splice.sass_encoding import (
     URZ,
     VOTEU,
     Field,
-    distance_of,
+    bytes_of,
 )
 
-_REGISTER = 6  # bits that name a uniform register
+REGISTER = 6  # bits that name a uniform register
 # Fields that name uniform registers, by opcode (their first bit).
 # fmt: off
-_ALWAYS: dict[int, tuple[int, ...]] = {
+ALWAYS: dict[int, tuple[int, ...]] = {
     0x287: (16, 24, 32),     0x887: (16, 24),        # USEL
     0x28C: (24, 32),         0x88C: (24,),           # UISETP
     0x290: (16, 24, 32, 64), 0x890: (16, 24, 64),    # UIADD3
-    0x291: (16, 24, 32, 64),                         # ULEA
+    0x291: (16, 24, 32, 64), 0x891: (16, 24, 64),    # ULEA
     0x292: (16, 24, 32, 64), 0x892: (16, 24, 64),    # ULOP3
+    0x896: (16, 24, 64),     # UPRMT
+    0x297: (16, 24, 32, 64),                         # UIADD3.64
     0x299: (16, 24, 32, 64), 0x899: (16, 24, 64),    # USHF
+    0x29B: (16, 24, 32),     0x89B: (16, 24),        # UBMSK
     0x89A: (16, 24),                                 # USGXT
     0x2A4: (16, 24, 32, 64), 0x8A4: (16, 24, 64), 0x4A4: (16, 24, 64),  # UIMAD
     0x2A5: (16, 24, 32, 64), 0x8A5: (16, 24, 64),    # UIMAD.WIDE
@@ -78,25 +77,38 @@ _ALWAYS: dict[int, tuple[int, ...]] = {
     R2UR: (16,),             R2UR_BEFORE_90: (16,),  S2UR: (16,),
 }
 # ... when HAS_UNIFORM is set.
-_SOMETIMES: dict[int, tuple[int, ...]] = {
-    0x980: (32,), 0x981: (32,), LDS: (32,),                    # LD, LDG, LDS
-    0x985: (64,), 0x986: (64,), 0x988: (64,),                  # ST, STG, STS
+SOMETIMES: dict[int, tuple[int, ...]] = {
+    0x980: (32,), 0x981: (32,), LDS: (32,), 0x983: (32,), 0x83B: (32,),  # LD, LDG, LDS, LDL, LDSM
+    0x985: (64,), 0x986: (64,), 0x988: (64,), 0x987: (64,), 0x844: (64,),  # ST ... STL, STSM
     0x98A: (64,), 0x98E: (64,), 0x9A8: (64,), 0xF8C: (64,),    # ATOM, RED, ATOMG, ATOMS
+    0x9A2: (64,), 0x9A6: (64,), 0x98C: (64,),                  # ATOM, REDG of floats, ATOMS
+    0xDAE: (64,), 0xFAE: (64,),                                # LDGSTS
     BRA: (24,),
     0x9C7: (), 0xDC7: (), SETMAXREG: (),                       # UCGABAR_ARV, UCGABAR_WAIT
 }
-# Instructions that kernels have and probes do not, with how many registers a field may begin.
-_KERNEL_FIELDS: dict[int, tuple[tuple[int, ...], int]] = {
-    0x82F: ((16, 32), 0),          # ELECT
-    0x5B2: ((16, 24, 32), 1),      # SYNCS.EXCH
-    0x9A7: ((64,), 0),             # SYNCS.ARRIVE
-    0x5A7: ((64,), 0),             # SYNCS.PHASECHK
-    0x897: ((16, 24, 64), 1),      # UIADD3.64
-    0x9F0: ((24,), 3),             # HGMMA: two matrix descriptors
-    0x5B4: ((24, 32, 64), 7),      # UTMALDG: addresses, coordinates
-    0x3B5: ((24, 32), 7),          # UTMASTG
-    0x3B6: ((24, 32), 7),          # UTMAREDG
-    0x3BA: ((24, 32, 64), 3),      # UBLKCP
+# Instructions that kernels have and probes do not: fields, and how many more registers each names.
+_KERNEL_FIELDS: dict[int, tuple[tuple[int, int], ...]] = {
+    0x82F: ((16, 0), (32, 0)),                    # ELECT
+    0x5B2: ((16, 1), (24, 1), (32, 1)),           # SYNCS.EXCH
+    0x9A7: ((64, 0),),                            # SYNCS.ARRIVE
+    0x5A7: ((64, 0),),                            # SYNCS.PHASECHK
+    0x897: ((16, 1), (24, 1), (64, 1)),           # UIADD3.64
+    0x9B0: ((64, 0),),                            # ARRIVES
+    0x9F0: ((24, 3),), 0x9F1: ((24, 3),), 0x9F3: ((24, 3),),  # HGMMA, IGMMA, QGMMA: descriptors
+    0x5B4: ((24, 1), (32, 6), (40, 1), (64, 0)),  # UTMALDG: map, place and coordinates, descriptor
+    0x3B4: ((24, 1), (32, 6), (40, 1), (64, 0)),  # UTMALDG.MULTICAST: blocks
+    0x3B5: ((24, 1), (32, 6), (40, 1)),           # UTMASTG
+    0x3B6: ((24, 1), (32, 6), (40, 1)),           # UTMAREDG
+    0x9B9: ((24, 1),),                            # UTMACCTL
+    0x3BA: ((24, 3), (32, 3), (64, 3)),           # UBLKCP
+    0x3BB: ((24, 3), (32, 3), (64, 3)),           # UBLKRED
+    0x883: ((16, 0), (24, 0)),                    # UP2UR
+    0x89C: (),                                    # UPLOP3
+    0x9C9: (),                                    # USETSHMSZ
+    0xABB: ((16, 1), (24, 0)),                    # ULDC with an index
+    0x499: ((16, 1), (24, 1), (64, 1)),           # USHF
+    BRA_UNIFORM: (),
+    BRXU: ((24, 1),),
 }
 _MMA_BASES = (0x037, 0x03C, 0x03D, 0x03F)  # IMMA, HMMA, BMMA, DMMA: a uniform predicate at 87
 _UNIFORM_FORMS = (6, 7)  # an operand of an ordinary instruction is a uniform register, at bit 32
@@ -106,7 +118,10 @@ _PREDICATES: dict[int, tuple[int, ...]] = {
     0x287: (87,),            0x887: (87,),
     0x28C: (81, 84, 87, 68), 0x88C: (81, 84, 87, 68),
     0x290: (81, 84, 87, 77), 0x890: (81, 84, 87, 77),
-    0x291: (81, 87),
+    0x291: (81, 87),         0x891: (81, 87),
+    0x896: (),
+    0x297: (81, 84, 87, 77),
+    0x29B: (),               0x89B: (),
     0x292: (81, 87),         0x892: (81, 87),
     0x299: (),               0x899: (),
     0x89A: (),
@@ -115,13 +130,14 @@ _PREDICATES: dict[int, tuple[int, ...]] = {
     0x2BD: (81,),            0x2BE: (),              0x2BF: (),
     UMOV: (),                UMOV_IMMEDIATE: (),     ULDC: (),
     VOTEU: (81,),            SETMAXREG: (81,),       0x9C7: (), 0xDC7: (),
+    S2UR: (),
 }
 # Instructions of the uniform kind whose guard is an ordinary predicate.
 _ORDINARY_GUARD = (R2UR, R2UR_BEFORE_90, REDUX)
 _PLOP3, _PLOP3_UNIFORM, _PLOP3_SOURCE = 0x81C, Field(67, 1), 68
 _UNIFORM_BASES = (*range(0x80, 0xC0), 0xCA, 0x1C2, 0x1C3, 0x1C4, 0x1C7, 0x1C8, 0x1CE, 0x1B1, 0x1B2)
 _ALL_FIELDS = (16, 24, 32, 64)
-_ALL_PREDICATES = (68, 77, 81, 84, 87)
+_ALL_PREDICATES = (24, 68, 77, 81, 84, 87)
 # fmt: on
 _PAIR = 1  # a field can name the first of two registers
 _UNKNOWN_SPAN = 15  # ... of more, in an instruction that is not in the tables
@@ -132,10 +148,10 @@ def register_fields(word: int) -> tuple[int, ...] | None:
     opcode = OPCODE.of(word)
     if opcode in _KERNEL_FIELDS:
         return None
-    if opcode in _ALWAYS:
-        return _ALWAYS[opcode]
-    if opcode in _SOMETIMES:
-        return _SOMETIMES[opcode] if HAS_UNIFORM.of(word) else ()
+    if opcode in ALWAYS:
+        return ALWAYS[opcode]
+    if opcode in SOMETIMES:
+        return SOMETIMES[opcode] if HAS_UNIFORM.of(word) else ()
     if BASE.of(word) in _UNIFORM_BASES:
         return None
     if HAS_UNIFORM.of(word):
@@ -154,8 +170,6 @@ def predicate_fields(word: int) -> tuple[int, ...] | None:
         return (_PLOP3_SOURCE,) if _PLOP3_UNIFORM.of(word) else ()
     if opcode in _ORDINARY_GUARD:
         return ()
-    if opcode == S2UR:
-        return () if GUARD_REGISTER.of(word) == UPT else None
     if opcode in _PREDICATES:
         return (*_PREDICATES[opcode], GUARD_REGISTER.at)
     if BASE.of(word) in _UNIFORM_BASES:
@@ -174,6 +188,7 @@ class Usage:
     barriers: frozenset[int]
 
 
+NOTHING = Usage(frozenset(), frozenset(), frozenset())
 EVERYTHING = Usage(
     frozenset(range(UNIFORM_REGISTERS)),
     frozenset(range(UNIFORM_PREDICATES)),
@@ -182,38 +197,87 @@ EVERYTHING = Usage(
 _BARRIER_OPCODES = {BSSY: 16, BSYNC: 16, BREAK: 16, BMOV_FROM: 24, BMOV_TO: 24}
 
 
-def usage(words: Iterable[int]) -> Usage:
+def usage(words: Sequence[int]) -> Usage:
+    """What code may use, never less than it does."""
+    return usage_of(Code.of(bytes_of(words)))
+
+
+def usage_of(code: Code) -> Usage:
     """What code may use, never less than it does."""
     registers: set[int] = set()
     predicates: set[int] = set()
     barriers: set[int] = set()
-    for word in words:
-        fields, span = register_fields(word), _PAIR
-        if fields is None:
-            fields, span = _KERNEL_FIELDS.get(OPCODE.of(word), (_ALL_FIELDS, _UNKNOWN_SPAN))
-        for at in fields:
-            first = Field(at, _REGISTER).of(word)
-            if first != URZ:
-                registers.update(range(first, min(first + span + 1, UNIFORM_REGISTERS)))
-        named = predicate_fields(word)
-        for at in (*_ALL_PREDICATES, GUARD_REGISTER.at) if named is None else named:
-            predicates.add(Field(at, 3).of(word))
-        barriers.update(_barriers(word))
+    kinds = _kinds(code)
+    for kind in np.unique(kinds).tolist():
+        named = _named_by(kind)
+        if named is None:
+            continue
+        alike = code.some(kinds == kind)
+        for at, span in named.registers:
+            for first in _values(alike, Field(at, REGISTER)):
+                if first != URZ:
+                    registers.update(range(first, min(first + span + 1, UNIFORM_REGISTERS)))
+        for at in named.predicates:
+            predicates.update(_values(alike, Field(at, 3)))
+        if named.barrier is not None:
+            barriers.update(_values(alike, Field(named.barrier, BARRIER.width)))
+        if kind & _OPCODE_MASK in _READS_ALL_PREDICATES:
+            predicates.update(range(UNIFORM_PREDICATES))
     return Usage(frozenset(registers), frozenset(predicates - {UPT}), frozenset(barriers))
 
 
-def _barriers(word: int) -> Iterable[int]:
-    opcode = OPCODE.of(word)
-    if opcode in _BARRIER_OPCODES:
-        return (Field(_BARRIER_OPCODES[opcode], BARRIER.width).of(word),)
-    return ()
+def _values(code: Code, field: Field) -> set[int]:
+    return set(np.unique(code.field(field)).tolist())
+
+
+_OPCODE_MASK = (1 << OPCODE.width) - 1
+# What decides, beside the opcode, which fields of an instruction name what.
+_KIND_BITS = ((HAS_UNIFORM, 12), (_PLOP3_UNIFORM, 13))
+_READS_ALL_PREDICATES = frozenset({0x883})  # UP2UR
+
+
+def _kinds(code: Code) -> NDArray[np.uint64]:
+    kinds = code.opcodes
+    for field, bit in _KIND_BITS:
+        kinds = kinds | code.field(field) << np.uint64(bit)
+    return kinds
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Fields of an instruction: uniform registers with how many more each names, uniform
+    predicates, a barrier."""
+
+    registers: tuple[tuple[int, int], ...]
+    predicates: tuple[int, ...]
+    barrier: int | None
+
+
+@functools.cache
+def _named_by(kind: int) -> _Named | None:
+    """What instructions of a kind name, None for nothing."""
+    opcode = kind & _OPCODE_MASK
+    word = opcode
+    for field, bit in _KIND_BITS:
+        word = field.set(word, kind >> bit & 1)
+    fields = register_fields(word)
+    if fields is not None:
+        registers = tuple((at, _PAIR) for at in fields)
+    else:
+        unknown = tuple((at, _UNKNOWN_SPAN) for at in _ALL_FIELDS)
+        registers = _KERNEL_FIELDS.get(opcode, unknown)
+    predicates = predicate_fields(word)
+    if predicates is None:
+        predicates = (*_ALL_PREDICATES, GUARD_REGISTER.at)
+    found = _Named(registers, predicates, _BARRIER_OPCODES.get(opcode))
+    return None if found == _Named((), (), None) else found
 
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
     """Numbers that a probe's uniform registers, predicates and barriers get."""
 
-    shift: int
+    registers: Mapping[int, int]
     predicates: Mapping[int, int]
     barriers: Mapping[int, int]
 
@@ -221,28 +285,29 @@ class Renaming:
 def free_numbers(probe: Sequence[int], kernel: Usage) -> Renaming:
     """Numbers for ``probe`` that ``kernel`` does not use; UnsupportedError when there are none.
 
-    Uniform registers keep their distances, so that pairs stay pairs.
+    No instruction of a probe names more than a pair of uniform registers, so pairs stay together.
     """
     own = usage_exact(probe)
-    shift = 0
-    if own.registers:
-        lowest, highest = min(own.registers), max(own.registers)
-        for shift in range(-(lowest & ~_ALIGNED), UNIFORM_REGISTERS - highest, _ALIGNED + 1):
-            if kernel.registers.isdisjoint(each + shift for each in own.registers):
-                break
-        else:
-            raise UnsupportedError(
-                f"an exit probe that uses {len(own.registers)} uniform registers in a kernel that "
-                f"uses {len(kernel.registers)} of {UNIFORM_REGISTERS}"
-            )
+    named = {
+        Field(at, REGISTER).of(word) for word in probe for at in register_fields(word) or ()
+    } - {URZ}
+    wanted = sorted({each // 2 for each in named})  # a pair begins at an even number
+    free = [
+        pair
+        for pair in range(UNIFORM_REGISTERS // 2)
+        if kernel.registers.isdisjoint((2 * pair, 2 * pair + 1))
+    ]
+    if len(free) < len(wanted):
+        raise UnsupportedError(
+            f"an exit probe that uses {2 * len(wanted)} uniform registers in a kernel that leaves "
+            f"{2 * len(free)} of {UNIFORM_REGISTERS} untouched"
+        )
+    pairs = dict(zip(wanted, reversed(free), strict=False))
     return Renaming(
-        shift,
+        {each: 2 * pairs[each // 2] + each % 2 for each in named},
         _matched("uniform predicates", own.predicates, kernel.predicates, UNIFORM_PREDICATES),
         _matched("convergence barriers", own.barriers, kernel.barriers, BARRIERS),
     )
-
-
-_ALIGNED = 3  # registers that are read together begin at a multiple of four at most
 
 
 def _matched(what: str, wanted: frozenset[int], used: frozenset[int], count: int) -> dict[int, int]:
@@ -270,9 +335,9 @@ def renamed(word: int, renaming: Renaming) -> int:
     if fields is None or named is None:
         raise InternalError(f"an unknown instruction {OPCODE.of(word):#x} to rename")
     for at in fields:
-        field = Field(at, _REGISTER)
+        field = Field(at, REGISTER)
         if field.of(word) != URZ:
-            word = field.set(word, field.of(word) + renaming.shift)
+            word = field.set(word, renaming.registers[field.of(word)])
     for at in named:
         field = Field(at, 3)
         if field.of(word) != UPT:
@@ -280,124 +345,3 @@ def renamed(word: int, renaming: Renaming) -> int:
     if OPCODE.of(word) in (BSSY, BSYNC, BREAK):
         word = BARRIER.set(word, renaming.barriers[BARRIER.of(word)])
     return word
-
-
-def carried(words: Sequence[int], arch: int) -> frozenset[int]:
-    """Uniform registers that are read after lanes may have parted or met again since they were
-    written, unless they only ever hold constants.
-
-    Another group of the warp's lanes can run, and write them, where one waits: at a branch that
-    lanes take differently and at a barrier where they meet.
-    """
-    varying = _varying(words)
-    known = _written_since(words, arch)
-    found: set[int] = set()
-    for index, word in enumerate(words):
-        before = known[index]
-        if before is not None:
-            found |= reads_and_writes(word)[0] - before
-    return frozenset(found & varying)
-
-
-def _written_since(words: Sequence[int], arch: int) -> list[frozenset[int] | None]:
-    """Per instruction, the registers surely written since the lanes last parted or met; None where
-    no lane comes."""
-    known: list[frozenset[int] | None] = [None] * len(words)
-    work: list[tuple[int, frozenset[int]]] = [(0, frozenset())]
-    while work:
-        index, arriving = work.pop()
-        if index >= len(words):
-            continue
-        before = known[index]
-        merged = arriving if before is None else before & arriving
-        if merged == before:
-            continue
-        known[index] = merged
-        word = words[index]
-        opcode = OPCODE.of(word)
-        after = merged | reads_and_writes(word)[1]
-        whole = GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT
-        if opcode == BRA:
-            if not whole and not _uniform_guard(words, index):
-                after = frozenset()
-            work.append((index + 1 + distance_of(word, arch) // SIZE, after))
-            if whole:
-                continue
-        elif opcode == EXIT and whole:
-            continue
-        elif opcode in _MEETINGS:
-            after = frozenset()
-        work.append((index + 1, after))
-    return known
-
-
-def _uniform_guard(words: Sequence[int], branch: int) -> bool:
-    """Whether a branch's predicate comes from constants and uniform registers alone, as far as the
-    instructions right before it tell."""
-    if SECOND_GUARD.of(words[branch]) != PT:
-        return False
-    wanted = {GUARD_REGISTER.of(words[branch])}
-    for word in reversed(words[:branch]):
-        opcode, base = OPCODE.of(word), BASE.of(word)
-        if opcode in RELATIVE or opcode in (EXIT, BSYNC):
-            return False
-        if PREDICATE_RESULT.of(word) not in wanted or base in _NO_PREDICATE:
-            continue
-        own = base == _ISETP and SOURCE_A.of(word) == RZ and GUARD.of(word) == PT
-        if not own or (FORM.of(word) == 1 and SOURCE_B.of(word) != RZ):
-            return False
-        wanted.remove(PREDICATE_RESULT.of(word))
-        wanted |= {PREDICATE_SOURCE.of(word), CARRY_SOURCE.of(word)} - {PT}
-        if not wanted:
-            return True
-    return False
-
-
-_MEETINGS = (RELATIVE | {BSYNC}) - {BRA, BSSY}
-_ISETP = 0x00C
-# MOV, SEL, IMAD, NOP, S2R, LDC, CS2R and everything uniform: they write no predicate.
-_NO_PREDICATE = frozenset({0x002, 0x007, 0x024, 0x118, 0x119, 0x182, 0x005, *range(0x80, 0xC0)})
-
-
-def _varying(words: Sequence[int]) -> set[int]:
-    """Registers that are written from anything but constants."""
-    found: set[int] = set()
-    for word in words:
-        opcode = OPCODE.of(word)
-        same = opcode in (ULDC, UMOV_IMMEDIATE) or (
-            opcode == UMOV and Field(_OPERAND_B, _REGISTER).of(word) == URZ
-        )
-        if not same:
-            found |= reads_and_writes(word)[1]
-    return found
-
-
-def reads_and_writes(word: int) -> tuple[set[int], set[int]]:
-    """Uniform registers that an instruction of the tables reads and writes."""
-    opcode = OPCODE.of(word)
-    reads: set[int] = set()
-    writes: set[int] = set()
-    for at in register_fields(word) or ():
-        first = Field(at, _REGISTER).of(word)
-        if first == URZ:
-            continue
-        if at == _DESTINATION and opcode in _ALWAYS and opcode not in _NO_DESTINATION:
-            writes |= {first, first + 1} if opcode in _WIDE and _is_wide(word) else {first}
-        elif opcode in _SOMETIMES and opcode not in (BRA, LDS):
-            reads |= {first, first + 1}  # a memory descriptor
-        else:
-            wide = (opcode in _WIDE_SOURCE and at == _OPERAND_C) or opcode == _IMAD_WIDE_UNIFORM_C
-            reads |= {first, first + 1} if wide else {first}
-    return reads, writes
-
-
-_DESTINATION = 16
-_NO_DESTINATION = (0x28C, 0x88C)
-_WIDE = (0x2A5, 0x8A5, ULDC)
-_WIDE_SOURCE = (0x2A5, 0x8A5)
-_OPERAND_C, _IMAD_WIDE_UNIFORM_C = 64, 0xE25
-_ULDC_SIZE, _ULDC_64 = Field(73, 3), 5
-
-
-def _is_wide(word: int) -> bool:
-    return OPCODE.of(word) != ULDC or _ULDC_SIZE.of(word) == _ULDC_64

@@ -20,6 +20,7 @@ from sass_corpus import (
 )
 
 from egpu.splice import sass_uniform as tables
+from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     ALL_SCOREBOARDS,
     BRA,
@@ -167,9 +168,49 @@ def test_what_tensor_kernels_use_is_covered():
     assert len(everything.registers) < 48
 
 
+# Instructions of sm_90 that tensor libraries have and the corpus has not, and how they read.
+RARE = tuple(
+    (int(line.split(" ", 1)[0], 16), line.split(" ", 1)[1])
+    for line in (MIXED / "rare_sm_90.txt").read_text().splitlines()
+)
+PLACE = re.compile(r"(\bBRA.*?|\bBRXU.*?),? -?0x[0-9a-f]+$")  # jumps depend on where they stand
+
+
+def shown_as(words, arch="SM90"):
+    """The text of instructions by themselves."""
+    with tempfile.NamedTemporaryFile(suffix=".bin") as file:
+        file.write(bytes_of(words))
+        file.flush()
+        done = subprocess.run(
+            [NVDISASM, "-b", arch, file.name], capture_output=True, text=True, check=True
+        )
+    return re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(.*?)\s*;", done.stdout, re.MULTILINE)
+
+
+def test_rare_instructions_read_as_they_should():
+    shown = [PLACE.sub(r"\1", text) for text in shown_as([word for word, _ in RARE])]
+    assert shown == [text for _, text in RARE]
+
+
+@pytest.mark.parametrize(("word", "text"), [pytest.param(*row, id=row[1][:30]) for row in RARE])
+def test_uniform_registers_of_rare_instructions(word, text):
+    """Each field of the tables, set to another register, shows as that register; and no register
+    is shown that the tables do not have."""
+    named = tables._named_by(int(tables._kinds(Code.of(bytes_of([word])))[0]))
+    places = [Field(at, 6) for at, _ in named.registers]
+    changed = [field.set(word, register) for field in places for register in (8, 24, 48)] or [word]
+    for other, shown in zip(changed, shown_as(changed), strict=True):
+        used = tables.usage([other])
+        for kind, found in (("UR", used.registers), ("UP", used.predicates)):
+            assert {int(each) for each in re.findall(rf"\b{kind}(\d+)\b", shown)} <= found, shown
+    seen = {int(each) for each in re.findall(r"\bUR(\d+)\b", text)}
+    assert len(seen) <= len(places)
+
+
 def test_every_row_of_the_tables_is_seen():
     seen = {OPCODE.of(line.word) for arch in ARCHS for line in instructions(arch)}
-    rows = {*tables._ALWAYS, *tables._SOMETIMES, *tables._PREDICATES, *tables._BARRIER_OPCODES}
+    seen |= {OPCODE.of(word) for word, _ in RARE}
+    rows = {*tables.ALWAYS, *tables.SOMETIMES, *tables._PREDICATES, *tables._BARRIER_OPCODES}
     # LDS with a uniform register stands for a saved start: test_splice_sass.py.
     assert sorted(hex(each) for each in rows - seen - {0x942}) == []
 

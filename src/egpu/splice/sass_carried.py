@@ -1,0 +1,270 @@
+"""Uniform values of an exit probe that live where another group of lanes could spoil them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from egpu.splice.sass_encoding import (
+    BASE,
+    BRA,
+    BSSY,
+    BSYNC,
+    CARRY_SOURCE,
+    EXIT,
+    FORM,
+    GUARD,
+    GUARD_REGISTER,
+    LDS,
+    OPCODE,
+    PREDICATE_RESULT,
+    PREDICATE_SOURCE,
+    PT,
+    RELATIVE,
+    RZ,
+    SECOND_GUARD,
+    SIZE,
+    SOURCE_A,
+    SOURCE_B,
+    STALL,
+    ULDC,
+    UMOV,
+    UMOV_IMMEDIATE,
+    URZ,
+    Field,
+    distance_of,
+)
+from egpu.splice.sass_uniform import ALWAYS, REGISTER, SOMETIMES, register_fields
+
+_OPERAND_B = 32
+
+
+@functools.lru_cache(maxsize=1024)
+def carried(words: tuple[int, ...], arch: int) -> frozenset[int]:
+    """Uniform registers that are read after lanes may have parted or met again since they were
+    written, unless they only ever hold constants.
+
+    Another group of the warp's lanes can run, and write them, where one waits: at a branch that
+    lanes take differently and at a barrier where they meet.
+    """
+    varying = _varying(words)
+    known = _written_since(words, arch)
+    found: set[int] = set()
+    for index, word in enumerate(words):
+        before = known[index]
+        if before is not None:
+            found |= reads_and_writes(word)[0] - before
+    return frozenset(found & varying)
+
+
+def localised(words: tuple[int, ...], arch: int) -> tuple[int, ...]:
+    """The same code; uniform values that live in one basic block only are kept in other registers
+    than those that live across branches.
+
+    So a register that holds one constant from beginning to end holds nothing else in between.
+    """
+    live = _live_before(words, arch)
+    begins = _block_begins(words, arch)
+    free = [pair for pair in range(URZ // 2) if not _in_use(words, pair)]
+    other: dict[int, int] = {}
+    found = list(words)
+    for first, last, pair in _local_values(words, live, begins):
+        if pair not in other:
+            if not free:
+                return words
+            other[pair] = free.pop(0)
+        for at in range(first, last + 1):
+            found[at] = _with_pair(found[at], pair, other[pair])
+    return tuple(found)
+
+
+def _in_use(words: Sequence[int], pair: int) -> bool:
+    return any(register // 2 == pair for word in words for register in _named(word))
+
+
+def _named(word: int) -> set[int]:
+    fields = register_fields(word) or ()
+    return {Field(at, REGISTER).of(word) for at in fields} - {URZ}
+
+
+def _with_pair(word: int, pair: int, other: int) -> int:
+    for at in register_fields(word) or ():
+        field = Field(at, REGISTER)
+        if field.of(word) != URZ and field.of(word) // 2 == pair:
+            word = field.set(word, 2 * other + field.of(word) % 2)
+    return word
+
+
+def _local_values(
+    words: Sequence[int], live: Sequence[frozenset[int]], begins: frozenset[int]
+) -> list[tuple[int, int, int]]:
+    """(first, last instruction, pair of registers) of values that end where they began: from a
+    write into a pair of which nothing is needed, to where nothing of it is needed any more."""
+    found: list[tuple[int, int, int]] = []
+    open_since: dict[int, int] = {}
+    for at, word in enumerate(words):
+        if at in begins:
+            open_since.clear()
+        before = {register // 2 for register in live[at]}
+        after_all = live[at + 1] if at + 1 < len(words) else frozenset()
+        after = {register // 2 for register in after_all}
+        for pair in {register // 2 for register in reads_and_writes(word)[1]} - before:
+            open_since[pair] = at
+        for pair in set(open_since) - after:
+            found.append((open_since.pop(pair), at, pair))
+    return found
+
+
+def _block_begins(words: Sequence[int], arch: int) -> frozenset[int]:
+    """Where instructions are that jumps lead to or that follow one."""
+    found: set[int] = {0}
+    for at, word in enumerate(words):
+        opcode = OPCODE.of(word)
+        if opcode == BRA:
+            found |= {at + 1, at + 1 + distance_of(word, arch) // SIZE}
+        elif opcode == BSSY:
+            found.add(at + 1 + distance_of(word, arch) // SIZE)
+        elif opcode in RELATIVE or opcode in (EXIT, BSYNC):
+            found.add(at + 1)
+    return frozenset(found)
+
+
+def _live_before(words: Sequence[int], arch: int) -> list[frozenset[int]]:
+    """Registers that are needed before each instruction."""
+    live: list[frozenset[int]] = [frozenset()] * len(words)
+    changed = True
+    while changed:
+        changed = False
+        for at in reversed(range(len(words))):
+            word = words[at]
+            after: frozenset[int] = frozenset()
+            for to in _successors(word, at, arch):
+                if 0 <= to < len(words):
+                    after |= live[to]
+            reads, writes = reads_and_writes(word)
+            surely = writes if GUARD.of(word) == PT else set()
+            needed = frozenset(after - surely | reads)
+            if needed != live[at]:
+                live[at], changed = needed, True
+    return live
+
+
+def _successors(word: int, at: int, arch: int) -> tuple[int, ...]:
+    opcode = OPCODE.of(word)
+    whole = GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT
+    if opcode == BRA:
+        to = at + 1 + distance_of(word, arch) // SIZE
+        return (to,) if whole else (to, at + 1)
+    return () if opcode == EXIT and whole else (at + 1,)
+
+
+def _written_since(words: Sequence[int], arch: int) -> list[frozenset[int] | None]:
+    """Per instruction, the registers surely written since the lanes last parted or met; None where
+    no lane comes."""
+    known: list[frozenset[int] | None] = [None] * len(words)
+    work: list[tuple[int, frozenset[int]]] = [(0, frozenset())]
+    while work:
+        index, arriving = work.pop()
+        if index >= len(words):
+            continue
+        before = known[index]
+        merged = arriving if before is None else before & arriving
+        if merged == before:
+            continue
+        known[index] = merged
+        word = words[index]
+        opcode = OPCODE.of(word)
+        after = merged | reads_and_writes(word)[1]
+        whole = GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT
+        if opcode == BRA:
+            if not whole and not _uniform_guard(words, index):
+                after = frozenset()
+            work.append((index + 1 + distance_of(word, arch) // SIZE, after))
+            if whole:
+                continue
+        elif opcode == EXIT and whole:
+            continue
+        elif opcode in _MEETINGS:
+            after = frozenset()
+        work.append((index + 1, after))
+    return known
+
+
+def _uniform_guard(words: Sequence[int], branch: int) -> bool:
+    """Whether a branch's predicate comes from constants and uniform registers alone, as far as the
+    instructions right before it tell."""
+    if SECOND_GUARD.of(words[branch]) != PT:
+        return False
+    wanted = {GUARD_REGISTER.of(words[branch])}
+    for word in reversed(words[:branch]):
+        opcode, base = OPCODE.of(word), BASE.of(word)
+        if opcode in RELATIVE or opcode in (EXIT, BSYNC):
+            return False
+        if PREDICATE_RESULT.of(word) not in wanted or base in _NO_PREDICATE:
+            continue
+        own = base == _ISETP and SOURCE_A.of(word) == RZ and GUARD.of(word) == PT
+        if not own or (FORM.of(word) == 1 and SOURCE_B.of(word) != RZ):
+            return False
+        wanted.remove(PREDICATE_RESULT.of(word))
+        wanted |= {PREDICATE_SOURCE.of(word), CARRY_SOURCE.of(word)} - {PT}
+        if not wanted:
+            return True
+    return False
+
+
+_MEETINGS = (RELATIVE | {BSYNC}) - {BRA, BSSY}
+_ISETP = 0x00C
+# MOV, SEL, IMAD, NOP, S2R, LDC, CS2R and everything uniform: they write no predicate.
+_NO_PREDICATE = frozenset({0x002, 0x007, 0x024, 0x118, 0x119, 0x182, 0x005, *range(0x80, 0xC0)})
+
+
+def _varying(words: Sequence[int]) -> set[int]:
+    """Registers that do not hold one constant wherever they are written."""
+    found: set[int] = set()
+    constants: dict[int, int] = {}
+    for word in words:
+        opcode = OPCODE.of(word)
+        same = opcode in (ULDC, UMOV_IMMEDIATE) or (
+            opcode == UMOV and Field(_OPERAND_B, REGISTER).of(word) == URZ
+        )
+        for register in reads_and_writes(word)[1]:
+            value = GUARD.set(word & _WITHOUT_CONTROL, PT)
+            if not same or constants.setdefault(register, value) != value:
+                found.add(register)
+    return found
+
+
+_WITHOUT_CONTROL = (1 << STALL.at) - 1
+
+
+def reads_and_writes(word: int) -> tuple[set[int], set[int]]:
+    """Uniform registers that an instruction of the tables reads and writes."""
+    opcode = OPCODE.of(word)
+    reads: set[int] = set()
+    writes: set[int] = set()
+    for at in register_fields(word) or ():
+        first = Field(at, REGISTER).of(word)
+        if first == URZ:
+            continue
+        if at == _DESTINATION and opcode in ALWAYS and opcode not in _NO_DESTINATION:
+            writes |= {first, first + 1} if opcode in _WIDE and _is_wide(word) else {first}
+        elif opcode in SOMETIMES and opcode not in (BRA, LDS):
+            reads |= {first, first + 1}  # a memory descriptor
+        else:
+            wide = (opcode in _WIDE_SOURCE and at == _OPERAND_C) or opcode in _WIDE_SOURCES
+            reads |= {first, first + 1} if wide else {first}
+    return reads, writes
+
+
+_DESTINATION = 16
+_UIADD3_64 = 0x297
+_NO_DESTINATION = (0x28C, 0x88C)
+_WIDE = (0x2A5, 0x8A5, _UIADD3_64, ULDC)
+_WIDE_SOURCE = (0x2A5, 0x8A5)
+_OPERAND_C = 64
+_WIDE_SOURCES = (0xE25, _UIADD3_64)  # IMAD.WIDE with a uniform third operand
+_ULDC_SIZE, _ULDC_64 = Field(73, 3), 5
+
+
+def _is_wide(word: int) -> bool:
+    return OPCODE.of(word) != ULDC or _ULDC_SIZE.of(word) == _ULDC_64

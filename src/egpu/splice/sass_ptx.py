@@ -1,0 +1,236 @@
+"""The PTX of probes that become machine code: entries with the kernel's parameters.
+
+What depends on the kernel alone in PTX (registers for the saved start) is marked by loads from a
+place in shared memory that no kernel has, to be replaced in the machine code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from egpu.bpf.program import AttachKind, Level
+from egpu.codegen.device_code import DeviceCode, RelocKind
+from egpu.image.ptx import parse
+from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
+from egpu.splice.ptx_names import AddedNames, added_names
+from egpu.splice.ptx_relocate import Setting, needs, resolve
+
+ENTRY, EXIT = "egpu_entry", "egpu_exit"
+# PTX ISA versions that know a target, and the first that takes more than 4352 bytes of parameters.
+_VERSIONS = {80: (7, 0), 86: (7, 1), 89: (7, 8), 90: (7, 8)}
+_LARGE_PARAMETERS, _LARGE_VERSION = 4352, (8, 1)
+# Bytes of shared memory that no kernel has, as far as an LDS reaches (24 bits, signed): where the
+# saved start is "read".
+START_PLACES = {RelocKind.START_TIME: 0x697000, RelocKind.START_CLOCK: 0x697010}
+_WORD = 8
+_GAP = "gap"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the text depends on in a kernel: where its parameters lie, and how long they are."""
+
+    name: str
+    parameters: tuple[tuple[int, int], ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How probes are assembled.
+
+    ``entry``, ``exit``: most registers, 0 for as many as the assembler likes.  ``apart``: exit
+    probes have no value that the assembler takes for the same in all lanes, as far as it comes from
+    the launch.
+    """
+
+    entry: int = 0
+    exit: int = 0
+    apart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeText:
+    """A PTX module with the entries ``ENTRY`` and ``EXIT``, as far as there are such probes, and
+    the starts that exit probes read."""
+
+    text: str
+    starts: tuple[RelocKind, ...]
+
+
+def reads_parameters(probes: Sequence[DeviceCode]) -> bool:
+    """Whether the text depends on where the parameters lie, beside their size."""
+    return any(
+        needs(probes, kind)
+        for kind in (RelocKind.PARAMETER, RelocKind.PARAM_BYTES, RelocKind.PARAM_SIZE)
+    )
+
+
+def probe_text(
+    shape: Shape,
+    arch: int,
+    probes: Sequence[DeviceCode],
+    layout: ArenaLayout,
+    manner: Manner,
+) -> ProbeText:
+    """The module that is assembled; InputError when a probe reads a parameter that is not there."""
+    parameters = _parameter_list(shape, probes)
+    version = max(_VERSIONS[arch], *(each.isa for each in probes))
+    if shape.size + LAUNCH_BLOCK_SIZE > _LARGE_PARAMETERS:
+        version = max(version, _LARGE_VERSION)
+    head = f".version {version[0]}.{version[1]}\n.target sm_{arch}\n.address_size 64\n"
+    names = added_names("")
+    launch = f".param .align 8 .b8 {names.launch}[{LAUNCH_BLOCK_SIZE}]"
+    plain = parse(f"{head}.visible .entry k({parameters.rstrip(', ')})\n{{\nret;\n}}\n").entry("k")
+    own = tuple(each for each in plain.parameters if not each.name.startswith(_GAP))
+    setting = Setting(replace(plain, name=shape.name, parameters=own), layout, names)
+    out = [head]
+    for name, kind, most in (
+        (ENTRY, AttachKind.ENTRY, manner.entry),
+        (EXIT, AttachKind.EXIT, manner.exit),
+    ):
+        chosen = [each for each in probes if each.kind is kind]
+        if not chosen:
+            continue
+        bodies = [_apart(each.level, resolve(each, setting).strip(), names) for each in chosen]
+        if kind is AttachKind.EXIT:
+            text = _leaving(chosen, bodies)
+            if manner.apart:
+                text = _ZERO + _SAME_FOR_ALL.sub(_differing, text)
+        else:
+            text = "".join(f"{{\n{body}\n}}\n" for body in bodies)
+        text = _with_starts(text, names)
+        held = f" .maxnreg {most}" if most else ""
+        out.append(f".visible .entry {name}({parameters}{launch}){held}\n{{\n{text}ret;\n}}\n")
+    leaving = [each for each in probes if each.kind is AttachKind.EXIT]
+    return ProbeText("".join(out), tuple(each for each in START_PLACES if needs(leaving, each)))
+
+
+def _apart(level: Level, body: str, names: AddedNames) -> str:
+    """The text of a probe that one lane runs, with addresses that differ by lane for all that the
+    assembler knows.
+
+    What it takes for the same in all lanes it adds up over the lanes that are there, and it does
+    not know that there is one: a dozen instructions for nothing.  What is zero is which lanes below
+    this one are there, after they went another way.
+    """
+    chosen = _CHOSEN.search(body)
+    if level is Level.THREAD or chosen is None:
+        return body
+    base = re.compile(rf"ld\.param\.u64 ([%$\w]+), \[{re.escape(names.launch)}\+0\];")
+    zero = f"\n.reg .b64 %egpu_zero;\ncvt.u64.u32 %egpu_zero, {chosen[1]};"
+    head, rest = body[: chosen.end()], body[chosen.end() :]
+    return head + zero + base.sub(r"\g<0> add.s64 \1, \1, %egpu_zero;", rest)
+
+
+# How a probe chooses the lane that runs it (codegen.probe): what is left of others decides.
+_CHOSEN = re.compile(r"setp\.ne\.b32\s+[%$\w]+_go, ([%$\w]+), 0;\n@[%$\w]+_go bra [%$\w]+;")
+
+
+# A zero of which the assembler does not know it, nor that it is the same in all lanes.
+_ZERO = """.reg .b32 %egpu_none, %egpu_above;
+.reg .b64 %egpu_none64;
+mov.u32 %egpu_none, %lanemask_lt;
+mov.u32 %egpu_above, %lanemask_gt;
+and.b32 %egpu_none, %egpu_none, %egpu_above;
+cvt.u64.u32 %egpu_none64, %egpu_none;
+"""
+# What comes from the launch: parameters, which are loaded into 64 bits, and the grid's registers.
+_SAME_FOR_ALL = re.compile(
+    r"(?:(?P<load>ld\.param\.\w+)|mov\.[bu]32)\s+(?P<into>[%$\w]+), "
+    r"(?:\[[^]]*\]|%(?:n?ctaid|ntid|nsmid|smid|nwarpid|warpid|gridid)\b[.xyz]*);"
+)
+
+
+def _differing(match: re.Match[str]) -> str:
+    width, zero = ("64", "%egpu_none64") if match["load"] else ("32", "%egpu_none")
+    return f"{match[0]} or.b{width} {match['into']}, {match['into']}, {zero};"
+
+
+def _leaving(probes: Sequence[DeviceCode], bodies: Sequence[str]) -> str:
+    """The text of exit probes.  Threads that end need not wait for each other; and where one lane
+    does all the work, the others end before any of it."""
+    bodies = [*bodies[:-1], _LAST_SYNC.sub("", bodies[-1])]
+    if len(probes) > 1 and all(each.level is Level.WARP for each in probes):
+        bodies = [
+            _LAST_SYNC.sub("", _ACTIVE_MASK.sub(r"mov.b32 \1, %egpu_group;", body, count=1))
+            for body in bodies
+        ]
+        return _vector_mask(_ONE_LANE) + "".join(f"{{\n{body}\n}}\n" for body in bodies)
+    return "".join(f"{{\n{_vector_mask(body)}\n}}\n" for body in bodies)
+
+
+_LAST_SYNC = re.compile(r"bar\.warp\.sync\s+[%$\w]+\s*;\s*\Z")
+_ACTIVE_MASK = re.compile(r"activemask\.b32\s+([%$\w]+)\s*;")
+# The lowest lane stays, as a probe at the warp level chooses it, too.
+_ONE_LANE = """.reg .b32 %egpu_group, %egpu_below;
+.reg .pred %egpu_others;
+activemask.b32 %egpu_group;
+mov.u32 %egpu_below, %lanemask_lt;
+and.b32 %egpu_below, %egpu_below, %egpu_group;
+setp.ne.b32 %egpu_others, %egpu_below, 0;
+@%egpu_others exit;
+"""
+
+
+def _vector_mask(body: str) -> str:
+    """Active masks in ordinary registers.
+
+    The assembler may keep one in a uniform register for long.  At an exit several groups of a
+    warp's lanes can be inside the probe, and each needs its own; so the instruction gets a guard
+    that differs by lane as far as the assembler knows, but always holds.
+    """
+    return _ACTIVE_MASK.sub(
+        r"{ .reg .pred %egpu_here; .reg .b32 %egpu_lanes; mov.u32 %egpu_lanes, %lanemask_lt; "
+        r"setp.ne.b32 %egpu_here, %egpu_lanes, -1; mov.b32 \1, 0; "
+        r"@%egpu_here activemask.b32 \1; }",
+        body,
+    )
+
+
+def _with_starts(text: str, names: AddedNames) -> str:
+    for kind, register in (
+        (RelocKind.START_TIME, names.start_time),
+        (RelocKind.START_CLOCK, names.start_clock),
+    ):
+        text = _with_start(text, register, START_PLACES[kind])
+    return text
+
+
+def _with_start(text: str, register: str, place: int) -> str:
+    return re.sub(
+        rf"mov\.b64\s+([%$\w]+)\s*,\s*{re.escape(register)}\s*;",
+        lambda match: (
+            "{ .reg .b32 %egpu_at, %egpu_low, %egpu_high; "
+            f"mov.b32 %egpu_at, {place}; "
+            "ld.volatile.shared.b32 %egpu_low, [%egpu_at]; "
+            "ld.volatile.shared.b32 %egpu_high, [%egpu_at+4]; "
+            f"mov.b64 {match[1]}, {{%egpu_low, %egpu_high}}; }}"
+        ),
+        text,
+    )
+
+
+def _parameter_list(shape: Shape, probes: Sequence[DeviceCode]) -> str:
+    """Declarations that lie where the kernel's parameters lie, each followed by a comma.
+
+    Probes that read none get one of the same size: so all kernels of that size share their code.
+
+    Larger alignments count from the bank's beginning, not from the first parameter's: so gaps are
+    parameters of their own.
+    """
+    if not reads_parameters(probes):
+        return f".param .align {_WORD} .b8 p0[{shape.size}], " if shape.size else ""
+    lines = []
+    end = 0
+    for number, (offset, size) in enumerate(shape.parameters):
+        if offset > end:
+            lines.append(f".param .align 1 .b8 {_GAP}{number}[{offset - end}], ")
+        align = _WORD
+        while offset % align:
+            align //= 2
+        lines.append(f".param .align {align} .b8 p{number}[{size}], ")
+        end = offset + size
+    return "".join(lines)
