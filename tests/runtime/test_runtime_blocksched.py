@@ -199,3 +199,14 @@ def test_objects_are_explained_too():
     assert {row["way"] for row in report["explain"]} == {"PTX"}
     names = [row["kernel"] for row in report["explain"]]
     assert all(a != b for a, b in itertools.combinations(names, 2))
+
+
+@needs_native
+def test_a_full_disk_leaves_the_report_and_the_exit_code():
+    arguments = ("--sim", "--json", "--perfetto", "/dev/full", "--", *workload(launches=1))
+    done = egpu("run", "blocksched", *arguments)
+    assert done.returncode == 0
+    assert "/dev/full is incomplete" in done.stderr
+    assert "Traceback" not in done.stderr
+    _, report = totals_and_report(done.stdout)
+    assert report["records"]["received"] > 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 import click
 
+from egpu.cli import failure
 from egpu.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,12 +51,21 @@ class Shown:
         """The tool's report; the timeline is written as well."""
         report = self.extras.added_to(self.tool.report(session), session)
         if self.picture is not None:
-            from egpu.export.perfetto import write_perfetto  # noqa: PLC0415
-
-            tool = cast("TimelineTool", self.tool)
-            slices = write_perfetto(tool.timeline(session), self.picture)
-            click.echo(f"egpu: {slices:,} blocks written to {self.picture.name}", err=True)
+            self._draw(session, self.picture)
         return report
+
+    def _draw(self, session: Session, picture: BinaryIO) -> None:
+        from egpu.export.perfetto import write_perfetto  # noqa: PLC0415
+
+        tool = cast("TimelineTool", self.tool)
+        try:
+            slices = write_perfetto(tool.timeline(session), picture)
+            picture.flush()
+        except OSError as error:  # the report is there all the same
+            failure.say(error, f"{picture.name} is incomplete")
+            failure.discard(picture)
+            return
+        click.echo(f"egpu: {slices:,} blocks written to {picture.name}", err=True)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TextIO
+from typing import IO, Any
 
 import click
 
@@ -36,7 +36,7 @@ def say(error: Exception, consequence: str = "") -> None:
     click.echo(f"egpu: {message(error)}{'; ' if consequence else ''}{consequence}", err=True)
 
 
-def discard(stream: TextIO) -> None:
+def discard(stream: IO[Any]) -> None:
     """What ``stream`` still holds goes nowhere, so that closing it cannot fail again."""
     try:
         number = stream.fileno()

@@ -15,6 +15,7 @@ from egpu.bpf.demangle import demangle, split_name
 
 WIDTH = 36  # of a name, without what tells it from others
 _TAIL = 11  # characters kept of the end of a name that is cut
+_CANDIDATES = 24  # words of a name that are tried, so that many long names take no time
 _PAIRS = 64  # names of a group at most, for which pairs of words are tried
 _WORD = re.compile(r"[A-Za-z_]\w*|\d+")
 _PART = re.compile(r"(\d+)")
@@ -81,7 +82,7 @@ def _told_apart(text: str, group: list[str]) -> list[str]:
         some = sorted(
             (word for word in reversed(each) if owners[word] < len(group)),
             key=lambda word: not word[0].isupper(),
-        )
+        )[:_CANDIDATES]
         most = 1 if len(group) > _PAIRS else 2
         chosen = next(
             (
