@@ -81,10 +81,9 @@ class LoaderMap:
             data[_index(key) * stride : _index(key) * stride + len(value)] = value
         return replace(self.spec, read_only=constant, initial=bytes(data))
 
-    def fill(self) -> None:
-        """Give the session what was written before it began, where ``known`` has it not; MapError
-        if it cannot be."""
-        view = self.view
+    def fill(self, view: View) -> None:
+        """Give a session that is about to begin what was written, where ``known`` has it not;
+        MapError if it cannot be."""
         if isinstance(view, Changes) and not self._plain:
             for key, value in self.staged.items():
                 view.update(*self._changed(key, value))

@@ -142,6 +142,9 @@ def _started(
 ) -> Session:
     # A loader may delete whenever it likes.
     options = replace(options, map_deletions=True)
-    running = session.run(argv, programs=made, options=options)
+    handled = session.Object(made)
+    for each in maps:
+        each.fill(handled.maps[each.spec.name])
+    running = session.run(argv, programs=handled, options=options)
     loader.server.bind(running, maps)
     return running

@@ -86,7 +86,6 @@ class LoaderServer:
             for each, name in zip(maps, session.maps, strict=True):
                 each.shown = partial(session.maps.__getitem__, name)
                 each.forget()
-                each.fill()
 
     def finish(self) -> None:
         """The workload has ended: give the loader what is still there."""
@@ -155,6 +154,8 @@ class LoaderServer:
         fields = row.unpack_from(payload)[:5]
         name = payload[row.size :].rstrip(b"\0").decode("utf-8", "replace")
         number = self._number()
+        if any(each.spec.name == name for each in self._maps.values()):
+            name = f"{name}.{number}"  # the session tells its maps apart by their names
         made = LoaderMap(number, new_map(number, fields, name), self._threads)
         self._maps[number] = made
         return number, made.user_size.to_bytes(8, "little")
@@ -182,9 +183,13 @@ class LoaderServer:
             )
         if program.refused:
             raise UnsupportedError(f"program {program.name} at {place}: {program.refused}")
-        if self._session is not None:
+        points = place_of(program, place, leaving=bool(request.a))
+        if self._session is None:
+            program.points = (*program.points, *points)
+        elif program.name in self._session.links and set(points) <= set(program.points):
+            self._session.links[program.name].attach()  # it was there before
+        else:
             raise OSError(errno.EBUSY, "programs are attached before the workload starts")
-        program.points = (*program.points, *place_of(program, place, leaving=bool(request.a)))
         number = self._number()
         self._links[number] = program
         self._linked_at = time.monotonic()
@@ -192,10 +197,12 @@ class LoaderServer:
 
     def _unlink(self, request: Request, _payload: bytes) -> tuple[int, bytes]:
         program = self._links.pop(request.object, None)
-        if program is not None and self._session is None:
+        if program is None or program in self._links.values():
+            return 0, b""
+        if self._session is None:
             program.points = ()
-        elif program is not None and not self._links:
-            self._session.detach() if self._session is not None else None
+        elif program.name in self._session.links:
+            self._session.links[program.name].detach()
         return 0, b""
 
     def _lookup(self, request: Request, payload: bytes) -> tuple[int, bytes]:
