@@ -52,6 +52,8 @@ STORAGE = {
     Storage.PER_SM_HASH:  "the same, with a value per SM for each key",
     Storage.PER_THREAD_ARRAY: "for each key a value of every thread of a launch",
     Storage.RING:         "a ring per SM; drops are counted and reported",
+    Storage.DEQUE:        "a circle of values in device memory",
+    Storage.BLOOM:        "bits in device memory",
     Storage.HASH:         "a table in device memory; insertions refused by a full map are counted",
 }
 # fmt: on

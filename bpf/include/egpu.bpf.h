@@ -60,10 +60,10 @@ typedef long long __s64;
 #define BPF_MAP_TYPE_LRU_PERCPU_HASH 10
 #define BPF_MAP_TYPE_ARRAY_OF_MAPS 12 /* refused */
 #define BPF_MAP_TYPE_HASH_OF_MAPS 13 /* refused */
-#define BPF_MAP_TYPE_QUEUE 22 /* refused */
-#define BPF_MAP_TYPE_STACK 23 /* refused */
+#define BPF_MAP_TYPE_QUEUE 22
+#define BPF_MAP_TYPE_STACK 23
 #define BPF_MAP_TYPE_RINGBUF 27
-#define BPF_MAP_TYPE_BLOOM_FILTER 30 /* refused */
+#define BPF_MAP_TYPE_BLOOM_FILTER 30
 #endif
 /* bpftime's numbers. */
 #define BPF_MAP_TYPE_GPU_HASH 1501
@@ -238,6 +238,12 @@ __attribute__((unused)) static __u64 (*const bpf_get_current_uid_gid)(void) =
     (void *)15;
 __attribute__((unused)) static long (*const bpf_get_current_comm)(void *buf, __u32 size_of_buf) =
     (void *)16;
+__attribute__((unused)) static long (*const bpf_map_push_elem)(void *map, const void *value, __u64 flags) =
+    (void *)87;
+__attribute__((unused)) static long (*const bpf_map_pop_elem)(void *map, void *value) =
+    (void *)88;
+__attribute__((unused)) static long (*const bpf_map_peek_elem)(void *map, void *value) =
+    (void *)89;
 __attribute__((unused)) static __u64 (*const bpf_ktime_get_boot_ns)(void) =
     (void *)125;
 __attribute__((unused)) static long (*const bpf_ringbuf_output)(void *ringbuf, void *data, __u64 size, __u64 flags) =

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 from building import HERE, Built
-from map_totals import results_of, wrong_per_thread, wrong_totals
+from map_totals import results_of, wrong_per_thread, wrong_pushed, wrong_totals
 from observing import CheckError, egpu, plain, require
 
 LAUNCHES, SIZE = 10, 1_000_000
@@ -60,6 +60,20 @@ def hashes_two_kernels(built: Built) -> str:
     return f"{_hash_totals(workload, 'hashes', 60):,} operations exact"
 
 
+def pushed(built: Built) -> str:
+    """A queue, a stack that gives up its oldest and a Bloom filter, by every thread."""
+    workload = [str(built.demo), "--launches", "2", "--size", "100003", "--json"]
+    program = str(HERE / "probes" / "pushed.bpf.o")
+    options = ("--json", "--allow-occupancy-loss")
+    run = plain(egpu("run", program, *options, "--", *workload), timeout=60)
+    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
+    totals, report = map(json.loads, run.output.strip().splitlines()[-2:])
+    threads = sum(row["threads"] for row in totals["kernels"].values())
+    wrong = wrong_pushed(report["maps"], threads)
+    require(not wrong, "; ".join(wrong[:20]))
+    return f"{threads:,} threads exact"
+
+
 def per_thread(built: Built) -> str:
     """Values of each thread, thread by thread, and the count of those beyond the slots."""
     workload = [str(built.demo), "--launches", str(LAUNCHES), "--size", "300000", "--json"]
@@ -73,4 +87,4 @@ def per_thread(built: Built) -> str:
     return f"{len(report['maps']['idiom']):,} threads exact"
 
 
-CHECKS = (hashes_one_map, hashes, hashes_two_kernels, per_thread)
+CHECKS = (hashes_one_map, hashes, hashes_two_kernels, pushed, per_thread)

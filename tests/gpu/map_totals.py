@@ -145,3 +145,39 @@ def wrong_walks(maps: Mapping[str, Sequence[Mapping]], blocks: int) -> list[str]
         if row["value"] != {"first": 3 * row["key"], "second": 3 * row["key"]}:
             wrong.append(f"entry {row}")
     return wrong
+
+
+PUSHED = (
+    "threads", "pushed", "refused", "popped", "empty", "torn", "found", "lost", "other", "kept",
+    "taken", "none",
+)  # fmt: skip
+
+
+def wrong_pushed(maps: Mapping[str, Sequence[Mapping]], threads: int) -> list[str]:
+    """What differs in what probes/pushed.bpf.c left behind."""
+    counted = {PUSHED[row["key"]]: row["value"] for row in maps["results"]}
+    results = {name: counted.get(name, 0) for name in PUSHED}
+    queue, stack = maps["waiting"], maps["latest"]
+    facts = {
+        "threads": (results["threads"], threads),
+        "answers that no map gives": (results["other"], 0),
+        "torn values": (results["torn"], 0),
+        "found in the filter": (results["found"], threads),
+        "pushes to the queue": (results["pushed"] + results["refused"], threads),
+        "left in the queue": (len(queue), results["pushed"] - results["popped"]),
+        "pushes to the stack": (results["kept"], threads),
+        "pops from both": (
+            results["popped"] + results["empty"],
+            results["taken"] + results["none"],
+        ),
+        "room of the stack": (len(stack) <= 300, True),
+    }
+    wrong = [
+        f"{name}: {found}, expected {want}"
+        for name, (found, want) in facts.items()
+        if found != want
+    ]
+    for row in (*queue, *stack):
+        if row["value"]["thrice"] != 3 * row["value"]["number"]:
+            wrong.append(f"torn value {row}")
+    return wrong

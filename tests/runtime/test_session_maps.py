@@ -8,7 +8,7 @@ import pytest
 from test_runtime_cli import ROOT, egpu, pytestmark, workload
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
-from map_totals import wrong_callbacks, wrong_per_thread, wrong_totals, wrong_walks
+from map_totals import wrong_callbacks, wrong_per_thread, wrong_pushed, wrong_totals, wrong_walks
 
 from egpu.bpf import isa
 from egpu.bpf.object import read_object
@@ -63,6 +63,18 @@ def test_callbacks(size):
         assert done.returncode == 0, done.stderr
         totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
         assert wrong(report["maps"], sum(row[unit] for row in totals["kernels"].values())) == []
+
+
+def test_queue_stack_and_filter():
+    program = ROOT / "tests" / "gpu" / "probes" / "pushed.bpf.o"
+    done = egpu("run", program, "--sim", "--json", "--", *workload(launches=1, size=60))
+    assert done.returncode == 0, done.stderr
+    totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
+    threads = sum(row["threads"] for row in totals["kernels"].values())
+    assert wrong_pushed(report["maps"], threads) == []
+    assert 0 < report["maps"]["seen"]["fill"] < 0.5
+    done = egpu("run", program, "--sim", "--", *workload(launches=1, size=60))
+    assert "of its bits are set" in done.stdout
 
 
 def test_text_shows_entries_and_refusals():

@@ -23,6 +23,7 @@ class Arg(enum.Enum):
     CONST_SIZE = "const_size"  # a constant byte count (record size), > 0
     WRITE = "write"  # writable memory, may be uninitialised, size in the next argument
     PARAMETER = "parameter"  # a constant: which of the kernel's parameters
+    OUT_VALUE = "out_value"  # writable memory of the map's value_size; of a Bloom filter, readable
     OUT_U64 = "out_u64"  # writable, 8 bytes, may be uninitialised
     RECORD = "record"  # start of a reserved ring-buffer record; its reference is released
     CONTEXT = "ctx"
@@ -93,6 +94,8 @@ _KEYED = _ARRAYS | _HASHES
 # Whose entries exist whoever asks: of a per-thread array each thread has only its own.
 _WALKED = frozenset(name for name in _KEYED if "PER_THREAD" not in name)
 _RING = frozenset({"RINGBUF"})
+_DEQUES = frozenset({"QUEUE", "STACK"})
+_PUSHED = _DEQUES | {"BLOOM_FILTER"}
 _A = Arg
 _XYZ = (Arg.OUT_U64, Arg.OUT_U64, Arg.OUT_U64)
 _XYZ_C = "long (*%s)(__u64 *x, __u64 *y, __u64 *z)"
@@ -121,6 +124,14 @@ _ROWS: tuple[Helper, ...] = (
     Helper(16, "bpf_get_current_comm", (_A.WRITE, _A.SIZE), Ret.SCALAR,
            "long (*%s)(void *buf, __u32 size_of_buf)", "comm", 32, memory=4, uniform=True,
            launch=True),
+    Helper(87, "bpf_map_push_elem", (_A.MAP, _A.VALUE, _A.SCALAR), Ret.SCALAR,
+           "long (*%s)(void *map, const void *value, __u64 flags)", "map_push", 64,
+           map_types=_PUSHED, memory=4, atomics=5),
+    Helper(88, "bpf_map_pop_elem", (_A.MAP, _A.OUT_VALUE), Ret.SCALAR,
+           "long (*%s)(void *map, void *value)", "map_pop", 64, map_types=_DEQUES, memory=4,
+           atomics=2),
+    Helper(89, "bpf_map_peek_elem", (_A.MAP, _A.OUT_VALUE), Ret.SCALAR,
+           "long (*%s)(void *map, void *value)", "map_peek", 48, map_types=_PUSHED, memory=15),
     Helper(125, "bpf_ktime_get_boot_ns", (), Ret.SCALAR, "__u64 (*%s)(void)", "ktime_get_ns", 4,
            memory=1),
     Helper(130, "bpf_ringbuf_output", (_A.MAP, _A.READ, _A.SIZE, _A.SCALAR), Ret.SCALAR,

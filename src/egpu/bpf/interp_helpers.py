@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from egpu.bpf import interp_prints
 from egpu.bpf.arith import MASK64
 from egpu.bpf.helpers import HELPERS
-from egpu.bpf.maptypes import THREAD_SLOTS, Storage, traits
+from egpu.bpf.maptypes import THREAD_SLOTS, MapType, Storage, bloom_bits, traits
+from egpu.bpf.mixing import bloom_places
 from egpu.bpf.program import MapSpec
 from egpu.errors import DeviceFault, InternalError, UnsupportedError
 
@@ -64,7 +65,8 @@ class MapState:
     A per-thread map has its values key by key, each for ``thread_slots`` threads.
 
     ``values`` holds arrays, each value padded to 8 bytes; ``table`` the entries of a hash map, each
-    with memory of its own; ``records`` what was submitted to a ring
+    with memory of its own; ``items`` what a queue or stack holds, the oldest first; ``bits`` the
+    numbers of a Bloom filter's set bits; ``records`` what was submitted to a ring
     buffer; ``used`` the bytes that its records take (nobody reads them during a run); ``dropped``
     how many did not fit.  A per-SM map has the one copy of the SM that runs the program.
     Raises UnsupportedError for map types without storage.
@@ -74,6 +76,8 @@ class MapState:
     thread_slots: int = THREAD_SLOTS  # of a per-thread map
     values: bytearray = field(init=False)
     table: dict[bytes, bytearray] = field(default_factory=dict)
+    items: list[bytes] = field(default_factory=list)
+    bits: set[int] = field(default_factory=set)
     records: list[bytes] = field(default_factory=list)
     used: int = 0
     dropped: int = 0
@@ -197,6 +201,60 @@ def _delete(machine: Machine, args: Sequence[int]) -> int:
     return -errno.ENOENT if state.table.pop(key, None) is None else 0
 
 
+def _pushed(machine: Machine, args: Sequence[int]) -> tuple[MapState, int]:
+    """A map without keys, and the address of the value given."""
+    state = machine.maps[machine.map_index(args[0])]
+    if not traits(state.spec.type).keyless:
+        raise DeviceFault(f"nothing is pushed to map {state.spec.name}")
+    return state, args[1]
+
+
+def _push(machine: Machine, args: Sequence[int]) -> int:
+    state, address = _pushed(machine, args)
+    spec, flags = state.spec, args[2]
+    value = bytes(machine.space.view(address, spec.value_size))
+    if traits(spec.type).storage is Storage.BLOOM:
+        if flags:
+            return -errno.EINVAL
+        state.bits.update(bloom_places(value, *bloom_bits(spec.max_entries, spec.extra)))
+        return 0
+    if flags not in (0, BPF_EXIST):
+        return -errno.EINVAL
+    if len(state.items) == spec.max_entries:
+        if not flags:
+            return -errno.E2BIG
+        del state.items[0]
+    state.items.append(value)
+    return 0
+
+
+def _next_item(machine: Machine, args: Sequence[int]) -> tuple[MapState, int]:
+    """Write the value that comes next, zeros if there is none; (the map, its number or -1)."""
+    state, address = _pushed(machine, args)
+    number = len(state.items) - 1 if state.spec.type is MapType.STACK or not state.items else 0
+    value = state.items[number] if state.items else bytes(state.spec.value_size)
+    machine.space.view(address, state.spec.value_size)[:] = value
+    return state, number
+
+
+def _pop(machine: Machine, args: Sequence[int]) -> int:
+    state, number = _next_item(machine, args)
+    if number < 0:
+        return -errno.ENOENT
+    del state.items[number]
+    return 0
+
+
+def _peek(machine: Machine, args: Sequence[int]) -> int:
+    state, address = _pushed(machine, args)
+    spec = state.spec
+    if traits(spec.type).storage is Storage.BLOOM:
+        value = bytes(machine.space.view(address, spec.value_size))
+        places = bloom_places(value, *bloom_bits(spec.max_entries, spec.extra))
+        return 0 if state.bits.issuperset(places) else -errno.ENOENT
+    return 0 if _next_item(machine, args)[1] >= 0 else -errno.ENOENT
+
+
 def _clock(machine: Machine, args: Sequence[int]) -> int:
     return machine.steps
 
@@ -279,6 +337,9 @@ _BY_NAME: dict[str, Callable[[Machine, Sequence[int]], int]] = {
     "bpf_map_lookup_elem": _lookup,
     "bpf_map_update_elem": _update,
     "bpf_map_delete_elem": _delete,
+    "bpf_map_push_elem": _push,
+    "bpf_map_pop_elem": _pop,
+    "bpf_map_peek_elem": _peek,
     "bpf_for_each_map_elem": _entered,
     "bpf_loop": _entered,
     "bpf_ktime_get_ns": _clock,

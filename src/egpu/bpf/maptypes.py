@@ -40,6 +40,8 @@ class Storage(enum.Enum):
     PER_THREAD_ARRAY = "a slot per thread of a launch for each key, in the device arena"
     RING = "control in the device arena, records in the host arena"
     HASH = "an open-addressed table in the device arena"
+    DEQUE = "a circle of values in the device arena, taken from one end"
+    BLOOM = "bits in the device arena"
     PER_SM_HASH = "the same with a value per SM slot for each key"
 
 
@@ -56,6 +58,11 @@ class MapTraits:
     per_thread: bool = False  # programs reach the running thread's own value only
     evicts: bool = False  # a full map gives up its least recently used entry for a new one
     probes: int = 0  # slots of a table that a helper may have to look at, 0 if it has no table
+
+    @property
+    def keyless(self) -> bool:
+        """Whether values are pushed and peeked at, without keys."""
+        return self.storage in (Storage.DEQUE, Storage.BLOOM)
 
     @property
     def hashed(self) -> bool:
@@ -78,6 +85,17 @@ def table_slots(max_entries: int) -> int:
     return max(HASH_WINDOW, 1 << (2 * max_entries - 1).bit_length())
 
 
+PUSHED_MAXIMUM = 1024  # bytes of a value of a queue, stack or Bloom filter
+BLOOM_BITS = 5  # of a value, where map_extra does not say
+
+
+def bloom_bits(max_entries: int, extra: int) -> tuple[int, int]:
+    """(bits of a Bloom filter, a power of two; bits of a value), sized as on Linux."""
+    each = extra & 15 or BLOOM_BITS
+    wanted = max_entries * each * 7 // 5
+    return max(64, min(1 << 32, 1 << (wanted - 1).bit_length())), each
+
+
 # Slots of a per-thread array where nobody says how many (bpftime's default).
 THREAD_SLOTS = 1024
 
@@ -92,6 +110,9 @@ MAP_TRAITS: dict[MapType, MapTraits] = {
     MapType.LRU_PERCPU_HASH: MapTraits(
         Storage.PER_SM_HASH, per_sm=True, evicts=True, probes=2 * HASH_WINDOW
     ),
+    MapType.QUEUE:        MapTraits(Storage.DEQUE, has_values=False),
+    MapType.STACK:        MapTraits(Storage.DEQUE, has_values=False),
+    MapType.BLOOM_FILTER: MapTraits(Storage.BLOOM, has_values=False),
     MapType.GPU_HASH:     MapTraits(Storage.HASH, probes=HASH_WINDOW),
     MapType.GPU_ARRAY:    MapTraits(Storage.ARRAY),
     MapType.GPU_HOST_ARRAY:            MapTraits(Storage.ARRAY),

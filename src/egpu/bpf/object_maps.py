@@ -16,12 +16,11 @@ _MAX_SIZE = (1 << 31) - 1  # of keys, values and data sections
 _PIN_NONE = 0
 _STATIC = 0  # linkage of a VAR
 # Members that are written as __uint(name, number); what they set in the map's fields.
-_NUMBERS = ("type", "key_size", "value_size", "max_entries", "map_flags", "pinning")
+_NUMBERS = ("type", "key_size", "value_size", "max_entries", "map_flags", "map_extra", "pinning")
 _TYPES = {"key": "key_size", "value": "value_size"}
 _REFUSED = {
     "values": "maps inside maps and program arrays (member 'values')",
     "numa_node": "a NUMA node for a map (member 'numa_node')",
-    "map_extra": "map_extra",
     "inner_map_idx": "maps inside maps (member 'inner_map_idx')",
 }
 
@@ -204,6 +203,7 @@ def _spec(
         value_size=numbers["value_size"],
         max_entries=numbers["max_entries"],
         flags=numbers.get("map_flags", 0),
+        extra=numbers.get("map_extra", 0),
         btf=btf,
         key_type=types.get("key", 0),
         value_type=types.get("value", 0),

@@ -51,7 +51,8 @@ class MapSpec:
     """A map as the object declares it; sizes in bytes.
 
     ``initial`` is the content of .rodata/.data (None: zero-filled); ``read_only`` means that
-    programs cannot write it; ``deletes`` that they may delete its entries.
+    programs cannot write it; ``deletes`` that they may delete its entries.  ``extra`` is Linux's
+    map_extra: how many bits of a Bloom filter a value has (0: 5).
     ``key_type``/``value_type`` are BTF type ids in ``btf``, 0 if unknown.
     """
 
@@ -64,6 +65,7 @@ class MapSpec:
     initial: bytes | None = None
     read_only: bool = False
     deletes: bool = field(default=True, repr=False)
+    extra: int = field(default=0, repr=False)
     btf: Btf | None = field(default=None, repr=False, compare=False)
     key_type: int = 0
     value_type: int = 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from egpu.bpf.maptypes import traits
 from egpu.export.json import render_line
-from egpu.maps import HashView, MapView, ThreadView, ring_controls, summable
+from egpu.maps import BloomView, HashView, MapView, QueueView, ThreadView, ring_controls, summable
 from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
 from egpu.tools.running import run_of
 from egpu.tools.sections import common_data, cost, coverage, launch_data
@@ -59,6 +59,13 @@ class ObjectOutput:
             elif isinstance(view, HashView):
                 shown_part, data[name] = _hash_report(name, view)
                 parts += shown_part
+            elif isinstance(view, QueueView):
+                queued = _queue_rows(view)
+                parts += _shown(name, queued)
+                data[name] = [value for _, value in queued]
+            elif isinstance(view, BloomView):
+                parts.append(Paragraph(f"{name}: {view.fill():.1%} of its bits are set"))
+                data[name] = {"fill": view.fill()}
             elif isinstance(view, ThreadView):
                 rows = _thread_rows(view)
                 parts += _shown(name, rows)
@@ -94,7 +101,7 @@ class ObjectOutput:
 
     def _rings(self) -> Iterator[tuple[str, Ring]]:
         for name, view in self._session.maps.items():
-            if not isinstance(view, MapView | HashView | ThreadView):
+            if not isinstance(view, MapView | HashView | ThreadView | QueueView | BloomView):
                 yield name, view
 
     def _write_line(self, line: Line) -> None:
@@ -201,6 +208,15 @@ def _entries(view: MapView) -> list[tuple[int, dict[str, object]]]:
                 if any(_holds(part) for part in copy.per_sm(key))
             ]
         found += [(key, {**context, **value}) for key, value in rows]
+    return found
+
+
+def _queue_rows(view: QueueView) -> list[tuple[int, dict[str, object]]]:
+    """What a queue or stack holds, in the order of popping."""
+    found: list[tuple[int, dict[str, object]]] = []
+    for number, copy in enumerate(view.copies()):
+        context: dict[str, object] = {"context": number} if len(view.copies()) > 1 else {}
+        found += [(place, {**context, "value": plain(value)}) for place, value in enumerate(copy)]
     return found
 
 

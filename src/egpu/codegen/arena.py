@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from egpu.maps.layout import (
     ARENA_HEADER,
+    BLOOM_CONTROL_SIZE,
+    DEQUE_CELL,
+    DEQUE_CONTROL,
+    DEQUE_CONTROL_SIZE,
+    DEQUE_EMPTY,
+    DEQUE_FILLING,
+    DEQUE_FULL,
+    DEQUE_INCARNATION,
+    DEQUE_STATE,
+    DEQUE_TAKING,
     HASH_CLAIMED,
     HASH_CONTROL,
     HASH_ENTERING,
@@ -31,6 +41,16 @@ from egpu.maps.layout import (
 
 __all__ = [
     "ARENA_HEADER",
+    "BLOOM_CONTROL_SIZE",
+    "DEQUE_CELL",
+    "DEQUE_CONTROL",
+    "DEQUE_CONTROL_SIZE",
+    "DEQUE_EMPTY",
+    "DEQUE_FILLING",
+    "DEQUE_FULL",
+    "DEQUE_INCARNATION",
+    "DEQUE_STATE",
+    "DEQUE_TAKING",
     "HASH_CLAIMED",
     "HASH_CONTROL",
     "HASH_ENTERING",

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.maptypes import Storage, traits
 from egpu.codegen.arrays import map_delete, map_lookup, map_update
+from egpu.codegen.blooms import BLOOMS
 from egpu.codegen.callbacks import CALLING_BACK
+from egpu.codegen.deques import DEQUES
 from egpu.codegen.hashes import HASHES
 from egpu.codegen.helper_call import Call, argument_place
 from egpu.codegen.identity import (
@@ -85,6 +87,8 @@ _BY_STORAGE: dict[Storage, dict[str, Callable[[Call], str]]] = {
     Storage.PER_THREAD_ARRAY: _ARRAYS,
     Storage.HASH: HASHES,
     Storage.PER_SM_HASH: HASHES,
+    Storage.DEQUE: DEQUES,
+    Storage.BLOOM: BLOOMS,
 }
 
 
@@ -107,6 +111,9 @@ _BODIES: dict[str, Callable[[Call], str | None]] = {
     "map_update":      _of_map("map_update"),
     "map_delete":      _of_map("map_delete"),
     "ktime_get_ns":    ktime_get_ns,
+    "map_push":        _of_map("map_push"),
+    "map_pop":         _of_map("map_pop"),
+    "map_peek":        _of_map("map_peek"),
     "globaltimer":     _register("globaltimer", 64),
     "print":           print_line,
     "prandom_u32":     _register("prandom", 64),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from egpu.bpf.maptypes import HASH_WINDOW, traits
+from egpu.bpf.mixing import FIRST, SECOND, START
 from egpu.bpf.program import MapSpec
 from egpu.codegen.arena import HASH_CONTROL, HASH_INCARNATION, HASH_SLOT, HashTable
 from egpu.codegen.device_code import RelocKind
@@ -26,8 +27,6 @@ from egpu.codegen.library_hash import (
 )
 from egpu.codegen.memory import Place, load_from
 
-# The multipliers of splitmix64's finaliser, and an arbitrary odd start.
-_START, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _NEARBY = 32  # slots of which the least recently used entry goes where threads fight for it
 
 
@@ -118,7 +117,7 @@ class HashKey:
         body = self.body
         name = self._function("evict", evict_function("NAME", self.shape))
         again = body.compare("ne", "i64", tries, "0")
-        skip = body.binary("mul", "i64", tries, _signed(_START))
+        skip = body.binary("mul", "i64", tries, _signed(START))
         far = body.binary("lshr", "i64", skip, "20")
         place = body.binary("add", "i64", self.hash, far)
         place = body.select(again, "i64", place, self.hash)
@@ -176,7 +175,7 @@ def hash_key(call: Call) -> HashKey:
     memory = hash_memory(call)
     size = memory.spec.key_size
     words = tuple(memory_words(call, argument_place(call, 2, size), size))
-    hashed = _hash(body, words)
+    hashed = hash_words(body, words)
     slot = memory.slot(body.binary("and", "i64", hashed, str(memory.shape.slots - 1)))
     return HashKey(call, memory, hashed, words, body.add(slot, HASH_SLOT["home"][0]))
 
@@ -205,11 +204,12 @@ def _signed(value: int) -> str:
     return str(value - (1 << 64) if value >> 63 else value)
 
 
-def _hash(body: Body, words: tuple[str, ...]) -> str:
-    value = _signed(_START)
+def hash_words(body: Body, words: tuple[str, ...]) -> str:
+    """``egpu.bpf.mixing.mixed`` of words."""
+    value = _signed(START)
     for word in words:
-        value = _mixed(body, body.binary("xor", "i64", value, word), 30, _FIRST)
-    return _mixed(body, _mixed(body, value, 27, _SECOND), 31, None)
+        value = _mixed(body, body.binary("xor", "i64", value, word), 30, FIRST)
+    return _mixed(body, _mixed(body, value, 27, SECOND), 31, None)
 
 
 def _mixed(body: Body, value: str, shift: int, factor: int | None) -> str:

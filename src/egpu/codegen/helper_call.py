@@ -49,6 +49,28 @@ def copy(call: Call, address: str, source: Place, size: int) -> None:
         offset += step
 
 
+def copy_out(call: Call, target: Place, address: str | None, size: int) -> None:
+    """Copy ``size`` bytes from the 8-byte aligned ``address`` (None: zeros), word by word, to
+    memory of the program."""
+    body = call.scope.body
+    for start in range(0, size, 8):
+        word = "0"
+        if address is not None:
+            word = body.call("i64", "egpu.load_gpu", f"i64 {body.add(address, start)}")
+        offset = start
+        while offset < min(size, start + 8):
+            left = min(size, start + 8) - offset
+            step = next(width for width in (8, 4, 2, 1) if width <= left)
+            pointer = target.pointer
+            if offset:
+                pointer = body.value(f"getelementptr i8, {target.space} {pointer}, i64 {offset}")
+            shifted = body.binary("lshr", "i64", word, str(8 * (offset - start)))
+            align = math.gcd(target.align, offset) if offset else target.align
+            piece = body.resize(shifted, 64, 8 * step)
+            body.store(f"i{8 * step}", piece, target.space, pointer, min(align, 8))
+            offset += step
+
+
 def copy_run_time(call: Call, address: str, source: Place, size: str) -> None:
     """Copy a number of bytes that is large or known at run time only: words, then the rest."""
     body = call.scope.body

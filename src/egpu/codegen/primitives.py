@@ -93,6 +93,8 @@ _PTX_FUNCTIONS = (
          "atom.acquire.gpu.global.add.u64 $0, [$1], 1;", "=l,l,~{memory}"),
     _asm("max_gpu", "void", "i64 %a, i64 %v",
          "red.relaxed.gpu.global.max.u64 [$0], $1;", "l,l,~{memory}"),
+    _asm("or_gpu", "void", "i64 %a, i64 %v",
+         "red.relaxed.gpu.global.or.b64 [$0], $1;", "l,l,~{memory}"),
     _asm("release_gpu", "void", "i64 %a, i64 %v",
          "st.release.gpu.global.b64 [$0], $1;", "l,l,~{memory}"),
     _asm("add_release_gpu", "void", "i64 %a, i64 %v",
@@ -162,6 +164,9 @@ _HOST_FUNCTIONS = (
     _function("max_gpu", "void", "i64 %a, i64 %v",
               "  %p = inttoptr i64 %a to ptr\n"
               "  %r = atomicrmw umax ptr %p, i64 %v seq_cst, align 8\n  ret void"),
+    _function("or_gpu", "void", "i64 %a, i64 %v",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %r = atomicrmw or ptr %p, i64 %v seq_cst, align 8\n  ret void"),
     _function("release_gpu", "void", "i64 %a, i64 %v",
               "  %p = inttoptr i64 %a to ptr\n"
               "  store atomic i64 %v, ptr %p release, align 8\n  ret void"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from egpu.codegen.ir import Body
 
-ROUNDS = 1 << 16  # after which others are thought to be at it for ever
+ROUNDS = 1 << 20  # after which others are thought to be at it for ever
 _PENDING = 1  # no helper gives it
 
 

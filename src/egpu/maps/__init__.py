@@ -11,6 +11,7 @@ from egpu.maps.layout import (
     ring_table,
 )
 from egpu.maps.memory import HostArena, RingControl, Snapshot, ring_controls
+from egpu.maps.pushed_view import BloomView, QueueView
 from egpu.maps.ringbuf import Batch, RingCounts, RingReader
 from egpu.maps.thread_view import ThreadView
 from egpu.maps.view import MapCopy, MapView, summable
@@ -18,6 +19,7 @@ from egpu.maps.view import MapCopy, MapView, summable
 __all__ = [
     "ArenaLayout",
     "Batch",
+    "BloomView",
     "Changes",
     "HashView",
     "HostArena",
@@ -25,6 +27,7 @@ __all__ = [
     "MapHost",
     "MapPlace",
     "MapView",
+    "QueueView",
     "RingControl",
     "RingCounts",
     "RingReader",

@@ -23,6 +23,10 @@ Device arena (one per process and device)::
                   copies of round_up(slots x round_up(value_size, 8), 128) with a value for each
                   slot; all copies are zero when a key appears, but for the inserting SM's
 
+    QUEUE, STACK  a control block of 128 bytes (DEQUE_CONTROL), then max_entries cells: a state of 8
+                  bytes and round_up(value_size, 8) bytes
+    BLOOM_FILTER  128 unused bytes, then ``bloom_bits`` bits
+
 Host arena (a memfd)::
 
     0      control page (HOST_CONTROL)
@@ -55,6 +59,11 @@ value into the entry; a FREE slot with pins is not given out.  In other tables t
 that the session deletes is not used again.  ``used`` is there in LRU maps only.
 ``egpu.codegen.hashes`` has the protocol and the argument why a key is never there twice.
 
+Queue and stack: the values lie in a circle of cells.  ``place`` holds the number of the oldest's
+cell (low half) and how many there are (high half).  A cell's state is EMPTY, FILLING, FULL or
+TAKING in bits 0-1 and counts how often it was emptied above them.  ``egpu.codegen.deques`` has the
+protocol.
+
 A producer claims by compare-and-swap on ``head`` in HBM, never waits, and counts ``dropped``
 records when the group does not fit between ``head`` and ``tail``.  It writes payload, size and
 count, then releases ``commit`` with system scope.  The reader acquires ``commit``, checks it
@@ -67,7 +76,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from egpu.bpf.maptypes import THREAD_SLOTS, Storage, table_slots, traits
+from egpu.bpf.maptypes import (
+    PUSHED_MAXIMUM,
+    THREAD_SLOTS,
+    Storage,
+    bloom_bits,
+    table_slots,
+    traits,
+)
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError, UnsupportedError
 
@@ -129,6 +145,18 @@ HASH_FREE, HASH_CLAIMED, HASH_ENTERING, HASH_FULL = 0, 1, 2, 3
 HASH_STATE, HASH_TAG_BITS = 0b11, 22
 HASH_INCARNATION = 1 << 24
 HASH_KEY_MAXIMUM = 256              # bytes
+
+DEQUE_CONTROL: dict[str, tuple[int, int]] = {  # per queue or stack, in the device arena
+    "place":  (0, 8),
+    "full":   (8, 8),          # values refused because the map was full
+    "busy":   (16, 8),         # operations given up: others were at it all the time
+    "dropped": (24, 8),        # values given up for new ones (BPF_EXIST)
+}
+DEQUE_CONTROL_SIZE = 128
+DEQUE_CELL = 8                      # bytes of a cell before its value
+DEQUE_EMPTY, DEQUE_FILLING, DEQUE_FULL, DEQUE_TAKING = 0, 1, 2, 3
+DEQUE_STATE, DEQUE_INCARNATION = 0b11, 1 << 2
+BLOOM_CONTROL_SIZE = 128
 
 HOST_MAGIC = 0x54534F48_55504745    # "EGPUHOST"
 HOST_CONTROL: dict[str, tuple[int, int]] = {
@@ -292,6 +320,13 @@ def plan(
                 stride = round_up(table.slots * table.value_stride, SM_COPY_ALIGNMENT)
                 place = MapPlace(offset, stride, table.stride)
                 total = table.values + stride * sm_slots
+            case Storage.DEQUE:
+                cell = DEQUE_CELL + entry
+                place = MapPlace(offset, 0, cell)
+                total = DEQUE_CONTROL_SIZE + spec.max_entries * cell
+            case Storage.BLOOM:
+                place = MapPlace(offset, 0, 0)
+                total = BLOOM_CONTROL_SIZE + bloom_bits(spec.max_entries, spec.extra)[0] // 8
             case None:
                 raise InternalError(f"map {spec.name} passed the check without storage")
         places.append(place)
@@ -340,6 +375,12 @@ def _check(spec: MapSpec) -> None:
     if kind.hashed and not 1 <= spec.key_size <= HASH_KEY_MAXIMUM:
         raise InputError(
             f"key size is {spec.key_size}", where=where, hint=f"1 to {HASH_KEY_MAXIMUM} bytes"
+        )
+    if kind.keyless and (spec.key_size or not 1 <= spec.value_size <= PUSHED_MAXIMUM):
+        raise InputError(
+            f"keys of {spec.key_size} bytes, values of {spec.value_size}",
+            where=where,
+            hint=f"no keys, and values of 1 to {PUSHED_MAXIMUM} bytes",
         )
     if kind.indexed and spec.key_size != 4:
         raise InputError(

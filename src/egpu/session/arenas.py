@@ -15,11 +15,13 @@ from egpu.bpf.prints import PRINT_RING
 from egpu.bpf.program import MapSpec
 from egpu.maps import (
     ArenaLayout,
+    BloomView,
     HashView,
     HostArena,
     MapCopy,
     MapHost,
     MapView,
+    QueueView,
     RingReader,
     Snapshot,
     ThreadView,
@@ -166,18 +168,23 @@ def _gone(pid: int) -> bool:
 
 def view_of(
     spec: MapSpec, copies: Callable[[], tuple[MapCopy, ...]], host: MapHost
-) -> MapView | HashView | ThreadView:
-    """The view of a map that has values."""
+) -> MapView | HashView | ThreadView | QueueView | BloomView:
+    """The view of a map that is no ring."""
     if traits(spec.type).hashed:
         return HashView(spec, copies, host)
     if traits(spec.type).per_thread:
         return ThreadView(spec, copies, host)
+    if traits(spec.type).storage is Storage.DEQUE:
+        return QueueView(spec, copies)
+    if traits(spec.type).storage is Storage.BLOOM:
+        return BloomView(spec, copies)
     return MapView(spec, copies, host)
 
 
 class Maps(Mapping[str, "View"]):
     """The maps of a session by name: ``MapView`` for arrays, ``HashView`` for hash maps,
-    ``ThreadView`` for per-thread arrays, ``Ring`` for ring buffers."""
+    ``ThreadView`` for per-thread arrays, ``QueueView`` for queues and stacks, ``BloomView`` for
+    Bloom filters, ``Ring`` for ring buffers."""
 
     def __init__(self, arenas: Arenas, specs: Sequence[MapSpec], names: Sequence[str]) -> None:
         self._arenas = arenas
@@ -282,4 +289,4 @@ class Ring:
         return rings[self._number]
 
 
-View = MapView | HashView | ThreadView | Ring
+View = MapView | HashView | ThreadView | QueueView | BloomView | Ring

@@ -6,7 +6,7 @@ from typing import assert_never
 
 from egpu.bpf.helpers import HELPERS, Arg, Helper, Ret
 from egpu.bpf.isa import CallSrc
-from egpu.bpf.maptypes import MapType, table_slots, traits
+from egpu.bpf.maptypes import PUSHED_MAXIMUM, MapType, Storage, table_slots, traits
 from egpu.bpf.program import MISSING_HELPER, MapSpec
 from egpu.verifier import checks, cost
 from egpu.verifier.checks import Access
@@ -165,6 +165,8 @@ class _Call:
                 pointer = self._memory(register, value, 8, Access.WRITE)
                 checks.aligned(self.setting, pointer, 8, Access.WRITE)
                 self.outputs.append((pointer, 8))
+            case Arg.OUT_VALUE:
+                self._out_value(register, value)
             case Arg.RECORD:
                 self._record(register, value)
             case Arg.CALLBACK:
@@ -207,6 +209,15 @@ class _Call:
             raise Refusal("P2", f"map {spec.name} is read-only", hint="write to a map or to .data")
         self.map = value.owner
         self.recorder.maps.add(value.owner)
+
+    def _out_value(self, register: int, value: Scalar | Pointer) -> None:
+        """Where a value of the map is written; what a Bloom filter is asked about."""
+        spec = self.setting.map(self.map)
+        if traits(spec.type).storage is Storage.BLOOM:
+            self._memory(register, value, spec.value_size, Access.READ)
+            return
+        pointer = self._memory(register, value, spec.value_size, Access.WRITE)
+        self.outputs.append((pointer, spec.value_size))
 
     def _memory(self, register: int, value: Scalar | Pointer, size: int, access: Access) -> Pointer:
         """``size`` bytes of memory that the helper reads or writes."""
@@ -331,6 +342,8 @@ def check_map(spec: MapSpec) -> None:
             f"map {spec.name}: type {spec.type.name} is not supported",
             hint="docs/guide.md lists the types there are",
         )
+    if traits(spec.type).keyless:
+        _check_keyless(spec)
     if not traits(spec.type).has_values:
         return
     # Device bodies read keys of 4 bytes and pointers stay within values: sizes must be as agreed.
@@ -347,5 +360,21 @@ def check_map(spec: MapSpec) -> None:
             "P2",
             f"map {spec.name}: {spec.max_entries} values of {spec.value_size} bytes, "
             f"must be at least 1 of 1 to {_LARGEST_VALUE - 1}",
+            hint="change its max_entries or the type of its value",
+        )
+
+
+def _check_keyless(spec: MapSpec) -> None:
+    if spec.key_size:
+        raise Refusal(
+            "P2",
+            f"map {spec.name}: keys have {spec.key_size} bytes, must have none",
+            hint="leave its key out",
+        )
+    if spec.max_entries < 1 or not 1 <= spec.value_size <= PUSHED_MAXIMUM:
+        raise Refusal(
+            "P2",
+            f"map {spec.name}: {spec.max_entries} values of {spec.value_size} bytes, "
+            f"must be at least 1 of 1 to {PUSHED_MAXIMUM}",
             hint="change its max_entries or the type of its value",
         )

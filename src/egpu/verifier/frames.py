@@ -38,7 +38,7 @@ def byte_mask(offset: int, size: int) -> int:
 
 
 # Arguments behind which helpers write.
-OUTPUTS = frozenset({Arg.OUT_U64, Arg.WRITE})
+OUTPUTS = frozenset({Arg.OUT_U64, Arg.OUT_VALUE, Arg.WRITE})
 
 
 class Frames:
@@ -102,6 +102,11 @@ class Frames:
         """Bytes that a helper writes behind its argument ``position``; None: it is not known."""
         if HELPERS[step.imm].args[position] is Arg.OUT_U64:
             return 8
+        if HELPERS[step.imm].args[position] is Arg.OUT_VALUE:
+            target = self.operand(step.pc, 1)
+            if target is None or target.map is None:
+                return None
+            return self.setting.map(target.map).value_size
         size = self.operand(step.pc, position + 2)  # the register after the pointer's
         return None if size is None else size.value
 

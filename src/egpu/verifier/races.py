@@ -95,7 +95,7 @@ def _writes(known: Known) -> Iterator[_Write]:
         register, value = step.dst, 0
         if step.kind is Kind.CALL and step.src == CallSrc.HELPER and step.imm in HELPERS:
             arguments = HELPERS[step.imm].args
-            if Arg.VALUE not in arguments:
+            if Arg.VALUE not in arguments or Arg.KEY not in arguments:
                 continue
             register, value = arguments.index(Arg.MAP) + 1, arguments.index(Arg.VALUE) + 1
         elif step.kind not in (Kind.STORE_REG, Kind.STORE_IMM, Kind.ATOMIC):

@@ -31,6 +31,7 @@ ORDERED = {
     "swap_gpu": ("i64 %a, i64 %c, i64 %v", "i64"),
     "add_release_gpu": ("i64 %a, i64 %v", "void"),
     "pin_gpu": ("i64 %a", "i64"),
+    "or_gpu": ("i64 %a, i64 %v", "void"),
     "max_gpu": ("i64 %a, i64 %v", "void"),
     "release_gpu": ("i64 %a, i64 %v", "void"),
     "release_sys": ("i64 %a, i64 %v", "void"),
