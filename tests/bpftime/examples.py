@@ -6,6 +6,7 @@ lists of bytes, as ``reading.py`` gives them from either way of running.
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -229,7 +230,21 @@ def traced(example: Example, ran: Ran) -> None:
 def ragged(example: Example, ran: Ran) -> None:
     assert "wrong=0" in ran.output, ran.output
     total = example.threads * example.launches
+    depth = example.grid[2] * example.block[2]
+    assert values(ran, "planes") == dict.fromkeys(range(depth), total // depth)
     assert [values(ran, "calls")[key] for key in (0, 1)] == [total, total]
+
+
+def errors(example: Example, ran: Ran) -> None:
+    right_sums(example, ran)
+    found = [values(ran, "answers")[row] for row in range(16)]
+    in_arrays = [1, 0, 0, errno.E2BIG, errno.EEXIST, 0, errno.EINVAL]
+    in_hashes = [0, errno.EEXIST, errno.ENOENT, 0, errno.E2BIG, 0, 0, errno.ENOENT]
+    assert found == [*in_arrays, *in_hashes, 99]
+    assert values(ran, "table") == {8: 1, 9: 1}
+    assert values(ran, "threads")[0] == [1, 2, 3, 4, 5, 6, 7]  # 7 slots for 10 threads
+    rows = {key: struct.unpack("<3I", value) for key, value in values(ran, "odd").items()}
+    assert rows == {key: (key, key + 1, key + 2) for key in range(5)}
 
 
 def shared(example: Example, ran: Ran) -> None:
@@ -266,9 +281,10 @@ EXAMPLES = (
     Example(17, "faiss", "norm", (5, 1, 1), (32, 1, 1), threadhist),
     Example(18, "llama", "rms", (6, 1, 1), (96, 1, 1), threadhist),
     Example(19, "pytorch", "sort", (4, 1, 1), (32, 1, 1), threadhist),
-    Example(0, "traced", "traced", (3, 1, 1), (33, 1, 1), traced,
+    Example(0, "errors", _ADD, _ONE, _TEN, errors, launches=1, slots=7, needs=_HASH),
+    Example(0, "traced", "traced", (3, 1, 1), (33, 1, 1), traced, needs=_HASH,
             large=Size((1000, 1, 1), (33, 1, 1))),
-    Example(0, "traced", "ragged", (2, 3, 2), (5, 7, 3), ragged,
+    Example(0, "traced", "ragged", (2, 3, 2), (5, 7, 3), ragged, needs=_HASH,
             large=Size((20, 30, 5), (5, 7, 3))),
 )
 # fmt: on

@@ -2,6 +2,7 @@
 #include "examples.h"
 
 MAP(calls, 1503, 2);
+MAP(planes, 1501, 64); /* lanes of a warp enter it at once from a 3-D block */
 
 static __always_inline int count(__u32 key)
 {
@@ -21,5 +22,11 @@ int cuda__call(void)
 SEC("kretprobe/_Z6raggedPfi,_Z10tracedLoopPfi")
 int cuda__leave(void)
 {
+	struct xyz block, thread, shape;
+
+	bpf_get_block_idx(&block.x, &block.y, &block.z);
+	bpf_get_thread_idx(&thread.x, &thread.y, &thread.z);
+	bpf_get_block_dim(&shape.x, &shape.y, &shape.z);
+	add(&planes, block.z * shape.z + thread.z, 1);
 	return count(1);
 }
