@@ -21,11 +21,18 @@ class Align(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table; one that may be shortened gives way when the line is too long."""
+    """A column of a table; one that may be shortened gives way when the line is too long.
+
+    ``keep_end``: cells are then cut in their middle, since their ends tell them apart.
+    """
 
     title: str
     align: Align = Align.RIGHT
     may_shorten: bool = False
+    keep_end: bool = False
+
+
+KERNEL = Column("KERNEL", Align.LEFT, may_shorten=True, keep_end=True)
 
 
 @dataclass(frozen=True, slots=True)

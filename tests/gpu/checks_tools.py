@@ -53,6 +53,10 @@ def blocksched(built: Built) -> str:
     longest = run.report["schedules"][0]
     require(len(run.report["schedules"]) == 5 * LAUNCHES, "launches without a record")
     require(longest["waves"] > 1, f"one wave: {longest}")
+    fits = {row["name"]: row["blocks_after"] * run.report["sms"] for row in run.report["explain"]}
+    for each in run.report["schedules"]:
+        name = each["name"]
+        require(each["places"] <= fits[name], f"{each['places']} places, {fits[name]} fit: {name}")
     registers = {row["short_name"]: (row["registers_before"], row["registers_after"],
                                      row["blocks_before"], row["blocks_after"])
                  for row in run.report["explain"]}  # fmt: skip

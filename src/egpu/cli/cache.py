@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from egpu.cli.output import json_option, write_report
-from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight, byte_text
+from egpu.report import KERNEL, Align, Column, Paragraph, Part, Report, Table, Weight, byte_text
 
 if TYPE_CHECKING:
     from egpu.session.cache_listing import CacheEntry
@@ -95,7 +95,7 @@ def _table(entries: tuple[CacheEntry, ...]) -> Table:
     kernels = [entry.origin.kernel if entry.origin else "" for entry in entries]
     names = display_names(kernels)
     columns = (
-        Column("KERNEL", Align.LEFT, may_shorten=True),
+        KERNEL,
         Column("PROGRAMS", Align.LEFT, may_shorten=True),
         Column("ARCH"),
         Column("SIZE"),

@@ -11,7 +11,7 @@ import click
 
 from egpu.cli.output import json_option, output_option, read_file, write_report
 from egpu.errors import EgpuError, InputError
-from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
+from egpu.report import KERNEL, Column, Paragraph, Part, Report, Table, Weight
 
 if TYPE_CHECKING:
     from egpu.cli.why import Trier
@@ -199,7 +199,7 @@ def _kernel(kernel: KernelInfo, sites: Sites | None) -> dict[str, object]:
 
 def _table(title: str, rows: list[dict[str, object]], names: tuple[str, ...]) -> Table:
     columns = (
-        Column("KERNEL", Align.LEFT, may_shorten=True),
+        KERNEL,
         Column("PARAMS"),
         Column("BYTES"),
         Column("REGS"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from egpu.report import Align, Column, Paragraph, Part, Table, Weight
+from egpu.report import KERNEL, Align, Column, Paragraph, Part, Table, Weight
 
 if TYPE_CHECKING:
     from egpu.image import KernelInfo, Member
@@ -44,7 +44,7 @@ class Trier:
 
 def _table(rows: Sequence[Trial], names: Sequence[str]) -> Table:
     columns = (
-        Column("KERNEL", Align.LEFT, may_shorten=True),
+        KERNEL,
         Column("BY", Align.LEFT),
         Column("SITES"),
         Column("REGS"),

@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING, TextIO, assert_never
 
-from egpu.report import DURATION_UNITS, Align, Histogram, Paragraph, Report, Table, Weight
+from egpu.report import DURATION_UNITS, Align, Column, Histogram, Paragraph, Report, Table, Weight
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +91,7 @@ def table_lines(table: Table, width: int) -> list[str]:
         if left < _LEAST * len(soft):
             rest = Table("", table.columns[1:], tuple(row[1:] for row in table.rows))
             below = ["  " + line for line in table_lines(rest, width - 2)]
-            names = [_shorten(row[0], width) for row in table.rows]
+            names = [_shorten(row[0], width, table.columns[0]) for row in table.rows]
             return [
                 below[0],
                 *(line for pair in zip(names, below[1:], strict=True) for line in pair),
@@ -105,13 +105,16 @@ def table_lines(table: Table, width: int) -> list[str]:
 def _row(table: Table, row: tuple[str, ...], widths: list[int]) -> str:
     parts = []
     for column, cell, size in zip(table.columns, row, widths, strict=True):
-        text = _shorten(cell, size)
+        text = _shorten(cell, size, column)
         parts.append(text.rjust(size) if column.align is Align.RIGHT else text.ljust(size))
     return (" " * _GAP).join(parts).rstrip()
 
 
-def _shorten(text: str, size: int) -> str:
-    return text if len(text) <= size else text[: size - 1] + "…"
+def _shorten(text: str, size: int, column: Column) -> str:
+    if len(text) <= size:
+        return text
+    end = size * 3 // 5 if column.keep_end else 0
+    return f"{text[: size - 1 - end]}…{text[len(text) - end :]}"
 
 
 def _paragraph(console: Console, paragraph: Paragraph) -> None:

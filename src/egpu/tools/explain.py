@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from egpu.bpf.demangle import demangle
-from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
+from egpu.report import KERNEL, Align, Column, Paragraph, Part, Report, Table, Weight
 from egpu.session import Explanation, Way
 from egpu.tools.names import display_names
 from egpu.tools.running import UNNAMED
@@ -53,7 +53,7 @@ def _before_cost(report: Report, added: Sequence[Part]) -> Report:
 
 def _parts(rows: Sequence[Explanation], names: Sequence[str]) -> list[Part]:
     columns = (
-        Column("KERNEL", Align.LEFT, may_shorten=True),
+        KERNEL,
         Column("BY", Align.LEFT),
         Column("SITES"),
         Column("REGS"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egpu.report import Align, Column, Paragraph, Part, Table, Weight, duration
+from egpu.report import KERNEL, Align, Column, Paragraph, Part, Table, Weight, duration
 from egpu.tools.model import KernelLaunches, Run, RunCost
 
 PARTIAL = "+"  # stands behind every number that is a lower bound
@@ -24,7 +24,7 @@ def coverage(run: Run) -> list[Part]:
             for reason, number in _reasons(kernel)
         )
         columns = (
-            Column("KERNEL", Align.LEFT, may_shorten=True),
+            KERNEL,
             Column("WHY", Align.LEFT, may_shorten=True),
             Column("LAUNCHES"),
             Column("OF"),

@@ -3,6 +3,8 @@
 import pytest
 
 from egpu.bpf.demangle import demangle, split_name
+from egpu.export.text import table_lines
+from egpu.report import KERNEL, Column, Table
 from egpu.tools.names import display_names
 
 ELEMENTWISE = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_{}EEviT0_T1_"
@@ -80,3 +82,13 @@ def test_many_of_one_template():
 )  # fmt: skip
 def test_split(readable, parts):
     assert split_name(readable) == parts
+
+
+@pytest.mark.parametrize("room", [16, 20, 26, 36])
+def test_names_cut_to_a_columns_width_stay_different(room):
+    names = (ADD4, FILL4, XMMA.format("tn"), XMMA.format("nn"))
+    numbers = Column("N" * (80 - 2 - room))
+    table = Table("", (KERNEL, numbers), tuple((name, "1") for name in display_names(names)))
+    lines = table_lines(table, 80)
+    assert all(len(line) <= 80 for line in lines)
+    assert len({line[:room] for line in lines[1:]}) == 4

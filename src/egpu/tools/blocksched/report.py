@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight, duration
+from egpu.report import KERNEL, Align, Column, Paragraph, Part, Report, Table, Weight, duration
 from egpu.tools.blocksched.schedule import Schedule
 from egpu.tools.model import KernelLaunches, Run
 from egpu.tools.sections import common_data, cost, count, coverage, launch_data, share
@@ -116,7 +116,7 @@ _FIGURES = (Column("WAVES"), Column("TAIL"), Column("IMBAL"), Column("FILL"))
 
 def _kernels(run: Run, rows: list[_Row], clock: str) -> Table:
     columns = (
-        Column("KERNEL", Align.LEFT, may_shorten=True),
+        KERNEL,
         Column("LAUNCHES"),
         Column("BLOCKS"),
         Column("TIME"),
@@ -155,7 +155,7 @@ def _gap(row: _Row) -> str:
 
 def _launches(run: Run, launches: Sequence[Schedule], clock: str, sms: int) -> Table:
     columns = (
-        Column("KERNEL", Align.LEFT, may_shorten=True),
+        KERNEL,
         Column("LAUNCH"),
         Column("BLOCKS"),
         Column("TIME"),
@@ -189,7 +189,7 @@ def _number(each: Schedule) -> str:
 
 def _pictures(run: Run, launches: Sequence[Schedule]) -> Table:
     columns = (
-        Column("KERNEL", Align.LEFT, may_shorten=True),
+        KERNEL,
         Column("LAUNCH"),
         Column("PEAK"),
         Column("FROM START TO END", Align.LEFT),
@@ -210,7 +210,7 @@ def _picture(each: Schedule) -> str:
 
 def _last_blocks(run: Run, launches: Sequence[Schedule], clock: str) -> Table:
     columns = (
-        Column("KERNEL", Align.LEFT, may_shorten=True),
+        KERNEL,
         Column("LAUNCH"),
         Column("BLOCK", Align.LEFT),
         Column("SM"),

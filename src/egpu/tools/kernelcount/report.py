@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
+from egpu.report import KERNEL, Column, Paragraph, Part, Report, Table, Weight
 from egpu.tools.model import KernelLaunches, Run
 from egpu.tools.sections import common_data, cost, count, coverage, launch_data
 
@@ -52,7 +52,7 @@ def build_report(run: Run, counts: Sequence[KernelCount], overflow: int) -> Repo
 
 def _table(run: Run, kernels: list[KernelLaunches], by_id: dict[int, KernelCount]) -> Table:
     columns = (
-        Column("KERNEL", Align.LEFT, may_shorten=True),
+        KERNEL,
         Column("SEEN"),
         Column("PROBED"),
         Column("THREADS"),

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from egpu.report import Align, Column, Histogram, Paragraph, Part, Report, Table, Weight, duration
+from egpu.report import (
+    KERNEL,
+    Column,
+    Histogram,
+    Paragraph,
+    Part,
+    Report,
+    Table,
+    Weight,
+    duration,
+)
 from egpu.tools.kernellat.times import MAX_KERNELS, Durations, KernelTimes, Losses
 from egpu.tools.model import KernelLaunches, Run
 from egpu.tools.sections import common_data, cost, count, coverage, launch_data
@@ -85,7 +95,7 @@ def _unnamed(run: Run, times: Mapping[int, KernelTimes]) -> list[KernelLaunches]
 
 def _table(title: str, run: Run, rows: list[_Row], *, launches: bool) -> Table:
     columns = (
-        Column("KERNEL", Align.LEFT, may_shorten=True),
+        KERNEL,
         Column("COUNT"),
         Column("P50"),
         Column("P95"),
