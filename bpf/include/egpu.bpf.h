@@ -292,6 +292,10 @@ __attribute__((unused)) static __u64 (*const bpf_get_warp_id)(void) =
     (void *)510;
 __attribute__((unused)) static __u64 (*const bpf_get_lane_id)(void) =
     (void *)511;
+__attribute__((unused)) static void (*const egpu_atomic_max)(__u64 *place, __u64 value) =
+    (void *)600;
+__attribute__((unused)) static __u64 (*const egpu_log2)(__u64 value) =
+    (void *)601;
 
 /*
  * bpf_printk("x=%d of %s", x, name) shows a line at the terminal of `egpu run`. The format is a

@@ -14,7 +14,7 @@ from egpu.bpf.program import PseudoSrc
 
 _CALLS = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _MAP_UPDATE, _PROG_LOAD, _BTF_LOAD, _MAP_FREEZE = 0, 2, 5, 18, 22
-_ARRAY, SOCKET_FILTER, TRACEPOINT = 2, 1, 5
+_ARRAY, _RINGBUF, SOCKET_FILTER, TRACEPOINT = 2, 27, 1, 5
 STRICT_ALIGNMENT = 1  # a flag of loading
 _LEAKY = (21, 38)  # CAP_SYS_ADMIN and CAP_PERFMON, with which programs may leak pointers
 _CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -118,7 +118,9 @@ def created(spec):
     """A file descriptor of the map that ``spec`` describes, open until exit."""
     flags = _READ_ONLY if spec.read_only else 0
     kind = _STAND_IN_MAPS.get(spec.type, spec.type)
-    shape = (kind, spec.key_size, spec.value_size, spec.max_entries, flags)
+    # A ring whose records have a type in BTF: Linux knows no size of them.
+    sizes = (0, 0) if kind == _RINGBUF else (spec.key_size, spec.value_size)
+    shape = (kind, *sizes, spec.max_entries, flags)
     descriptor, error = _bpf(_MAP_CREATE, struct.pack("<IIIII", *shape))
     if descriptor < 0:
         raise OSError(error, os.strerror(error))
@@ -174,8 +176,7 @@ def prologue(size):
 
 # What Linux does not know, and what stands in for it (docs/verifier.md).
 _STAND_IN_MAPS = {1501: 1, 1502: 2, 1503: 2, 1504: 2, 1512: 2, 1513: 2, 1527: 27}
-_STAND_IN_HELPERS = {502: 5, 506: 5, 509: 8, 510: 8, 511: 8}
-_VECTORS = frozenset({503, 504, 505, 508})
+_STAND_IN_HELPERS = {502: 5, 506: 5, 509: 8, 510: 8, 511: 8, 601: 8}
 # A function that writes through r1 to r3 what nobody knows.
 _VECTOR_BODY = """
 mov %r6, %r1
@@ -188,18 +189,23 @@ stxdw [%r8], %r0
 mov %r0, 0
 exit
 """
+_MAXIMUM_BODY = "lock add [%r1], %r2\nmov %r0, 0\nexit"
+_STAND_IN_FUNCTIONS = {_VECTOR_BODY: frozenset({503, 504, 505, 508}), _MAXIMUM_BODY: {600}}
 
 
 def stood_in(code):
     """``code`` with helpers from 501 replaced by what Linux has."""
     out = list(code)
-    vectors = [pc for pc, insn, _ in instructions(code) if _is_helper(insn, _VECTORS)]
     for pc, insn, _ in instructions(code):
         if _is_helper(insn, _STAND_IN_HELPERS):
             out[pc] = replace(insn, imm=_STAND_IN_HELPERS[insn.imm])
-    for pc in vectors:
-        out[pc] = replace(code[pc], src=CallSrc.LOCAL, imm=len(code) - pc - 1)
-    return (*out, *assemble(_VECTOR_BODY)) if vectors else tuple(out)
+    for body, numbers in _STAND_IN_FUNCTIONS.items():
+        calls = [pc for pc, insn, _ in instructions(code) if _is_helper(insn, numbers)]
+        for pc in calls:
+            out[pc] = replace(code[pc], src=CallSrc.LOCAL, imm=len(out) - pc - 1)
+        if calls:
+            out += assemble(body)
+    return tuple(out)
 
 
 def _is_helper(insn, numbers):

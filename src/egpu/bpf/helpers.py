@@ -27,6 +27,7 @@ class Arg(enum.Enum):
     OUT_U64 = "out_u64"  # writable, 8 bytes, may be uninitialised
     RECORD = "record"  # start of a reserved ring-buffer record; its reference is released
     CONTEXT = "ctx"
+    ATOMIC_U64 = "atomic_u64"  # pointer to 8 aligned bytes of a map value, changed in one step
     CALLBACK = "callback"  # LD_IMM64 code reference
     CALLBACK_CONTEXT = "callback_ctx"  # a pointer into the stack, or 0: what the callback gets
     FORMAT = "format"  # constant text of a format, size in the next argument
@@ -185,6 +186,12 @@ _ROWS: tuple[Helper, ...] = (
     Helper(510, "bpf_get_warp_id", (), Ret.SCALAR, "__u64 (*%s)(void)", "warp_id", 2,
            maximum=0xFFFFFFFF, uniform=True),
     Helper(511, "bpf_get_lane_id", (), Ret.SCALAR, "__u64 (*%s)(void)", "lane_id", 2, maximum=31),
+    # *place becomes the greater of itself and value: one reduction, no result, no order.
+    Helper(600, "egpu_atomic_max", (_A.ATOMIC_U64, _A.SCALAR), Ret.VOID,
+           "void (*%s)(__u64 *place, __u64 value)", "atomic_max", 4, memory=1, atomics=1),
+    # The position of the highest bit that is set; 0 for 0.
+    Helper(601, "egpu_log2", (_A.SCALAR,), Ret.SCALAR, "__u64 (*%s)(__u64 value)", "log2", 4,
+           maximum=63),
 )
 # fmt: on
 

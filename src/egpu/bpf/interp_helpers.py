@@ -316,6 +316,16 @@ def _parameter(machine: Machine, args: Sequence[int]) -> int:
     return 0
 
 
+def _atomic_max(machine: Machine, args: Sequence[int]) -> int:
+    place, value = args[:2]
+    machine.space.store(place, 8, max(machine.space.load(place, 8), value))
+    return 0
+
+
+def _log2(machine: Machine, args: Sequence[int]) -> int:
+    return max(args[0].bit_length() - 1, 0)
+
+
 def _triple(choose: Callable[[Place], Triple]) -> Callable[[Machine, Sequence[int]], int]:
     def body(machine: Machine, args: Sequence[int]) -> int:
         for address, value in zip(args, choose(machine.place), strict=False):
@@ -370,6 +380,8 @@ _BY_NAME: dict[str, Callable[[Machine, Sequence[int]], int]] = {
     "bpf_get_sm_id": _place(lambda place: place.sm),
     "bpf_get_warp_id": _place(lambda place: place.warp),
     "bpf_get_lane_id": _place(lambda place: place.lane),
+    "egpu_atomic_max": _atomic_max,
+    "egpu_log2": _log2,
 }
 
 BODIES: Mapping[int, Callable[[Machine, Sequence[int]], int]] = {

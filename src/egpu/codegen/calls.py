@@ -76,6 +76,18 @@ def _fence(call: Call) -> str:
     return "0"
 
 
+def _atomic_max(call: Call) -> None:
+    scope = call.scope
+    scope.body.call_void("egpu.max_gpu", f"i64 {scope.get(1)}", f"i64 {scope.get(2)}")
+
+
+def _log2(call: Call) -> str:
+    body = call.scope.body
+    value = body.binary("or", "i64", call.scope.get(1), "1")
+    zeros = body.call("i64", "llvm.ctlz.i64", f"i64 {value}", "i1 true")
+    return body.binary("sub", "i64", "63", zeros)
+
+
 _ARRAYS: dict[str, Callable[[Call], str]] = {
     "map_lookup": map_lookup,
     "map_update": map_update,
@@ -136,6 +148,8 @@ _BODIES: dict[str, Callable[[Call], str | None]] = {
     "membar_sys":      _fence,
     "warp_id":         _register("warp"),
     "lane_id":         _register("lane"),
+    "atomic_max":      _atomic_max,
+    "log2":            _log2,
 }
 # fmt: on
 

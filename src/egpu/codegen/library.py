@@ -14,6 +14,7 @@ from egpu.codegen.targets import Machine
 
 _INTRINSICS = """\
 declare i32 @llvm.ctpop.i32(i32)
+declare i64 @llvm.ctlz.i64(i64, i1)
 declare i32 @llvm.cttz.i32(i32, i1)
 declare i16 @llvm.bswap.i16(i16)
 declare i32 @llvm.bswap.i32(i32)

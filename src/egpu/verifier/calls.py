@@ -167,6 +167,15 @@ class _Call:
                 self.outputs.append((pointer, 8))
             case Arg.OUT_VALUE:
                 self._out_value(register, value)
+            case Arg.ATOMIC_U64:
+                pointer = checks.dereferenced(self.setting, value, register, Access.ATOMIC)
+                if pointer.region is not Region.MAP_VALUE:
+                    raise self._refuse(
+                        register, value, "a pointer into a map value", "keep it in a map"
+                    )
+                checks.in_bounds(self.setting, pointer, 8)
+                checks.aligned(self.setting, pointer, 8, Access.ATOMIC)
+                self.recorder.maps.add(pointer.owner)
             case Arg.RECORD:
                 self._record(register, value)
             case Arg.CALLBACK:

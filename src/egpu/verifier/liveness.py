@@ -18,9 +18,9 @@ from egpu.verifier.control import Block, Graph
 from egpu.verifier.distances import SOMEWHERE, Distance, distances_of, escapes
 from egpu.verifier.relevance import maybe_pointers, numbers_before
 from egpu.verifier.structure import Step, Structure
-from egpu.verifier.subsume import Live
+from egpu.verifier.subsume import HALF, Live
 
-ALL_SLOTS = (1 << isa.STACK_SIZE // 8) - 1
+ALL_SLOTS = (1 << isa.STACK_SIZE // HALF) - 1
 _ARGUMENTS = 0b111110  # r1 to r5
 _KEPT = 0b1111000000  # r6 to r9
 
@@ -177,16 +177,17 @@ class _Function:
 
 
 def _from_distance(distance: int, size: int) -> int:
-    """The slots that ``size`` bytes at ``distance`` from r10 touch, as a bit set."""
+    """The halves of slots that ``size`` bytes at ``distance`` from r10 touch, as a bit set."""
     if distance >= SOMEWHERE // 2 or distance < -isa.STACK_SIZE or distance + size > 0:
         return ALL_SLOTS
-    first, last = -1 - (distance + size - 1) // 8, -1 - distance // 8
+    first, last = -1 - (distance + size - 1) // HALF, -1 - distance // HALF
     return (1 << last + 1) - (1 << first)
 
 
 def _overwritten(distance: Distance, step: Step, touched: int) -> int:
-    """The slots of which a store at ``distance`` leaves nothing."""
-    whole = step.width == 64 and distance is not None and distance != SOMEWHERE
-    if whole and distance is not None and not (distance + step.off) % 8 and touched != ALL_SLOTS:
-        return touched
-    return 0
+    """The halves of slots of which a store at ``distance`` leaves nothing."""
+    if distance is None or distance == SOMEWHERE or touched == ALL_SLOTS:
+        return 0
+    size = step.width // 8
+    whole = size >= HALF and not (distance + step.off) % size
+    return touched if whole else 0

@@ -49,7 +49,7 @@ def check(known: Known) -> Iterator[Refusal]:
     """Refuse lost updates (rule P8); gives the warnings."""
     taken = {match.load_pc for match in known.rmw.values()}
     writes = [write for write in _writes(known) if write.step.pc not in known.rmw]
-    if all(write.step.kind is Kind.ATOMIC for write in writes):
+    if all(write.atomic for write in writes):
         return  # nothing can be lost
     sources = frozenset(
         pc
@@ -80,12 +80,18 @@ def _per_thread(setting: Setting, operand: Operand) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Write:
     """An instruction that writes map memory behind ``register``; ``value`` is the argument that
-    points to what a helper writes, 0 for instructions."""
+    points to what a helper writes, 0 for instructions and atomics."""
 
     step: Step
     register: int
     target: Operand
     value: int = 0
+
+    @property
+    def atomic(self) -> bool:
+        """Whether it reads and writes in one step."""
+        kind = self.step.kind
+        return kind is Kind.ATOMIC or (kind is Kind.CALL and not self.value)
 
 
 def _writes(known: Known) -> Iterator[_Write]:
@@ -95,9 +101,12 @@ def _writes(known: Known) -> Iterator[_Write]:
         register, value = step.dst, 0
         if step.kind is Kind.CALL and step.src == CallSrc.HELPER and step.imm in HELPERS:
             arguments = HELPERS[step.imm].args
-            if Arg.VALUE not in arguments or Arg.KEY not in arguments:
+            if Arg.VALUE in arguments and Arg.KEY in arguments:
+                register, value = arguments.index(Arg.MAP) + 1, arguments.index(Arg.VALUE) + 1
+            elif Arg.ATOMIC_U64 in arguments:
+                register = arguments.index(Arg.ATOMIC_U64) + 1
+            else:
                 continue
-            register, value = arguments.index(Arg.MAP) + 1, arguments.index(Arg.VALUE) + 1
         elif step.kind not in (Kind.STORE_REG, Kind.STORE_IMM, Kind.ATOMIC):
             continue
         target = known.frames.operand(step.pc, register)
@@ -124,7 +133,7 @@ class _Judge:
         flow.solve()
         for write in self.writes:
             step = write.step
-            if step.kind is Kind.ATOMIC or flow.entry[self.known.graph.block_of[step.pc]] is None:
+            if write.atomic or flow.entry[self.known.graph.block_of[step.pc]] is None:
                 continue
             loads = flow.stored.get(step.pc, 0)
             if write.value:

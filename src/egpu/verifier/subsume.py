@@ -1,7 +1,7 @@
 """When one state makes exploring another unnecessary.
 
 Only what may still be read is looked at, and numbers only where they can matter: ``live`` has, per
-frame, bit sets of registers and stack slots (bit i is slot -1 - i).  A number that matters counts
+frame, bit sets of registers and of halves of stack slots (bits 2i and 2i + 1 are slot -1 - i).  A number that matters counts
 as precise: an old state covers a new one only if its ranges hold the new ones.
 """
 
@@ -22,6 +22,9 @@ from egpu.verifier.state import (
     State,
     Value,
 )
+
+
+HALF = 4  # bytes of half a slot: keys of maps are as long
 
 
 class Live(NamedTuple):
@@ -126,11 +129,11 @@ def _frame_covers(old: Frame, new: Frame, live: Live, links: _Links) -> bool:
             return False
     if slots:
         for number, slot in old.slots.items():
-            if slots >> (-1 - number) & 1 and not _slot_covers(
+            if slots >> 2 * (-1 - number) & 3 and not _slot_covers(
                 slot,
                 new.slots.get(number, EMPTY_SLOT),
                 links,
-                bool(slot_numbers >> (-1 - number) & 1),
+                bool(slot_numbers >> 2 * (-1 - number) & 3),
             ):
                 return False
     return True
@@ -166,10 +169,10 @@ def state_key(state: State, live: list[Live]) -> tuple[object, ...]:
                 key.append(_named(value, names))
         if slots and frame.slots:
             for number in sorted(frame.slots, reverse=True):
-                if slots >> (-1 - number) & 1:
+                if slots >> 2 * (-1 - number) & 3:
                     slot = frame.slots[number]
                     key.append(number)
-                    if slot_numbers >> (-1 - number) & 1:
+                    if slot_numbers >> 2 * (-1 - number) & 3:
                         key.append(slot.kinds)
                         key.extend((s.at, s.size, _named(s.value, names)) for s in slot.spills)
                     else:

@@ -43,7 +43,7 @@ def _widen_frame(mine: Frame, theirs: Frame, live: Live, turn: int) -> bool:
             assert not isinstance(made, str), "the one text is _NEITHER"
             mine.registers[index] = made
     for number in list(mine.slots):
-        if live.slots >> (-1 - number) & 1:
+        if live.slots >> 2 * (-1 - number) & 3:
             slot = _slot(mine.slots[number], theirs.slots.get(number, EMPTY_SLOT), turn)
             if slot is None:
                 return False

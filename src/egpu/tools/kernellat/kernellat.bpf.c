@@ -12,17 +12,16 @@
 
 #define MAX_KERNELS 256
 #define COPIES 4 /* of a kernel's times, so that SMs do not queue up */
-#define PARTS 1024 /* of a launch */
-#define GROUPS 32 /* of its parts */
+#define PARTS 10 /* of a launch: 2^10 */
+#define GROUPS 5 /* of its parts: 2^5 */
 #define SLOTS (1 << 17)
-#define TRIES 64
 #define BUCKETS 1152 /* values below 64 exactly, then 32 an octave, up to 2^40 */
 #define LONGEST ((1ull << 40) - 1)
 
 /* Blocks to measure: 1 of this many; 1 is all.  Launches are measured only with all. */
 volatile const __u32 every = 1;
 
-enum { BLOCK, PART, GROUP, LAUNCH };
+enum { BLOCK, PART, GROUP, LAUNCH, LEVELS };
 
 /* Where the groups of a block, the blocks of a part or the parts of a launch meet. */
 struct meeting {
@@ -57,8 +56,8 @@ struct {
 } times SEC(".maps");
 
 struct lost {
-	__u64 crowded;   /* arrivals that found no slot, or lost every try */
-	__u64 unsettled; /* durations that are missing in least or most */
+	__u64 crowded;   /* arrivals that found no slot */
+	__u64 unsettled; /* none: reports have a figure for it */
 	__u64 oversized; /* groups in grids of 2^32 blocks or more */
 	__u64 overflow;  /* groups of kernels beyond the last row */
 };
@@ -87,6 +86,26 @@ static __always_inline void add(__u64 *sum, __u64 amount)
 	__atomic_fetch_add(sum, amount, __ATOMIC_RELAXED);
 }
 
+/* Keeps the compiler from knowing more of a value: of what a compare-and-swap gave it would make a
+ * flag, by a branch, and branch again on that. */
+#define OPAQUE(value) asm volatile("" : "+r"(value))
+
+static __always_inline __u64 swap(__u64 *at, __u64 old, __u64 new)
+{
+	__u64 was = __sync_val_compare_and_swap(at, old, new);
+
+	OPAQUE(was);
+	return was;
+}
+
+/* All bits where `value` is negative, none where not; for choices without a branch. */
+static __always_inline __u64 negative(__s64 value)
+{
+	value >>= 63;
+	OPAQUE(value);
+	return value;
+}
+
 /* How many bits are set. */
 static __always_inline __u32 lanes(__u32 mask)
 {
@@ -103,30 +122,10 @@ static __always_inline struct lost *losses(void)
 	return bpf_map_lookup_elem(&lost, &first);
 }
 
-/* Makes *at at least `value`; false if others were faster every time.  In a group or a launch that
- * cannot be: only 31 others meet there, and each is faster once at most.  `seen` is a guess of what is
- * there: one that is too high would be believed, so 0 where values can fall. */
-static __always_inline int raise(__u64 *at, __u64 value, __u64 seen)
-{
-	int i;
-
-#pragma clang loop unroll(disable)
-	for (i = 0; i < TRIES; i++) {
-		__u64 was;
-
-		if (seen >= value)
-			return 1;
-		was = __sync_val_compare_and_swap(at, seen, value);
-		if (was == seen)
-			return 1;
-		seen = was;
-	}
-	return seen >= value;
-}
-
 /* The slot of `key`: it has two, the second is used while something else meets in the first.  Whoever
- * comes later must find the same one, so it looks at the second before it takes the first. */
-static __always_inline struct meeting *meet(__u64 key, __u32 first)
+ * comes later must find the same one, so it looks at the second before it takes the first.  Who takes
+ * a slot says `what` it is for. */
+static __always_inline struct meeting *meet(__u64 key, __u32 first, __u64 what)
 {
 	__u32 second = (__u32)((key * 0x9e3779b97f4a7c15ull) >> 47);
 	struct meeting *one, *two;
@@ -140,20 +139,23 @@ static __always_inline struct meeting *meet(__u64 key, __u32 first)
 		return 0;
 	if (*(volatile __u64 *)&one->key == key)
 		return one;
-	if (__sync_val_compare_and_swap(&two->key, key, key) == key)
+	if (swap(&two->key, key, key) == key)
 		return two;
-	was = __sync_val_compare_and_swap(&one->key, 0, key);
-	if (was == 0 || was == key)
-		return one;
-	was = __sync_val_compare_and_swap(&two->key, 0, key);
-	if (was == 0 || was == key)
-		return two;
-	return 0;
+	was = swap(&one->key, 0, key);
+	if (was && was != key) {
+		one = two;
+		was = swap(&one->key, 0, key);
+		if (was && was != key)
+			return 0;
+	}
+	if (!was)
+		egpu_atomic_max((__u64 *)&one->kernel, what); /* both words, which are 0 */
+	return one;
 }
 
 /* True for the arrival that completes `level`; then early and late are those of all.
  *
- * Exchanges are ordered (RFC 9669: with a result), so who sees the last count sees every time. */
+ * Atomics with a result are ordered (RFC 9669), so who sees the last count sees every time. */
 static __always_inline int arrive(struct arrival *a, __u32 level)
 {
 	struct meeting *m;
@@ -162,23 +164,23 @@ static __always_inline int arrive(struct arrival *a, __u32 level)
 	if (a->amount == a->expected)
 		return 1;
 	key = 1ull << 63 | a->launch << 34 | (__u64)level << 32 | a->index; /* never 0 */
-	m = meet(key, a->index + level * 0x5bd1e995 + (__u32)a->launch * 0x9e3779b1);
-	if (m) {
-		m->kernel = a->kernel;
-		m->level = level;
-	}
-	if (!m || !raise(&m->early, a->early, 0) || !raise(&m->late, a->late, 0)) {
+	m = meet(key, a->index + level * 0x5bd1e995 + (__u32)a->launch * 0x9e3779b1,
+		 (__u64)level << 32 | a->kernel);
+	if (!m) {
 		struct lost *l = losses();
 
 		if (l)
 			add(&l->crowded, 1);
 		return 0;
 	}
+	egpu_atomic_max(&m->early, a->early);
+	egpu_atomic_max(&m->late, a->late);
 	if (__sync_fetch_and_add(&m->count, a->amount) + a->amount != a->expected)
 		return 0;
 	a->early = __sync_lock_test_and_set(&m->early, 0);
 	a->late = __sync_lock_test_and_set(&m->late, 0);
 	m->count = 0;
+	*(__u64 *)&m->kernel = 0;
 	__sync_lock_test_and_set(&m->key, 0);
 	return 1;
 }
@@ -186,36 +188,32 @@ static __always_inline int arrive(struct arrival *a, __u32 level)
 /* Below 64 the value itself, then 32 buckets an octave. */
 static __always_inline __u32 bucket_of(__u64 value)
 {
-	__u32 shift = 0, step, index;
+	__u32 shift = egpu_log2(value | 32) - 5;
 
-#pragma unroll
-	for (step = 32; step; step /= 2)
-		if (value >> step >= 32) {
-			value >>= step;
-			shift += step;
-		}
-	index = shift * 32 + (__u32)value;
-	return index < BUCKETS ? index : BUCKETS - 1;
+	return shift * 32 + (__u32)(value >> shift);
 }
 
 static __always_inline void count(const struct arrival *a, __u32 what, __u32 sm)
 {
-	__u32 key = (a->kernel * 2 + what) * COPIES + sm % COPIES;
+	__u32 key = (a->kernel * 2 + what) * COPIES + sm % COPIES, bucket;
 	struct times *row = bpf_map_lookup_elem(&times, &key);
-	__u64 duration = a->late - ~a->early;
+	__u64 duration = a->late - ~a->early, inverse;
 
 	if (!row)
 		return;
-	if (duration > LONGEST)
-		duration = LONGEST;
+	/* At most LONGEST: what is above it has a bit there. */
+	duration = (duration | negative(-(__s64)(duration >> 40))) & LONGEST;
+	inverse = ~duration;
+	OPAQUE(inverse);
 	add(&row->sum, duration);
-	if (!raise(&row->least, ~duration, row->least) || !raise(&row->most, duration, row->most)) {
-		struct lost *l = losses();
-
-		if (l)
-			add(&l->unsettled, 1);
-	}
-	add(&row->bucket[bucket_of(duration)], 1);
+	/* Most durations change neither, and need no atomic to know. */
+	if (row->least < inverse)
+		egpu_atomic_max(&row->least, inverse);
+	if (~row->most > inverse)
+		egpu_atomic_max(&row->most, duration);
+	bucket = bucket_of(duration);
+	if (bucket < BUCKETS) /* as it always is */
+		add(&row->bucket[bucket], 1);
 }
 
 SEC("kretprobe.warp/*")
@@ -224,7 +222,7 @@ int leave(void *ctx)
 	__u64 now = egpu_globaltimer(ctx);
 	__u64 plane = (__u64)egpu_grid_x(ctx) * egpu_grid_y(ctx); /* below 2^47 */
 	__u64 blocks = plane * egpu_grid_z(ctx);                  /* below 2^63 */
-	__u32 sm = egpu_sm(ctx), block, sample, parts;
+	__u32 sm = egpu_sm(ctx), block, sample, parts, level;
 	struct arrival a;
 
 	a.kernel = egpu_kernel_id(ctx);
@@ -248,25 +246,26 @@ int leave(void *ctx)
 	a.index = block;
 	a.amount = lanes(egpu_active_mask(ctx));
 	a.expected = egpu_block_dim_x(ctx) * egpu_block_dim_y(ctx) * egpu_block_dim_z(ctx);
-	if (!arrive(&a, BLOCK))
-		return 0;
-	count(&a, 0, sm);
-	if (every != 1)
-		return 0;
-	a.index = block % PARTS;
-	a.amount = 1;
-	a.expected = ((__u32)blocks - 1 - a.index) / PARTS + 1;
-	if (!arrive(&a, PART))
-		return 0;
-	parts = (__u32)blocks < PARTS ? (__u32)blocks : PARTS;
-	a.index %= GROUPS;
-	a.expected = (parts - 1 - a.index) / GROUPS + 1;
-	if (!arrive(&a, GROUP))
-		return 0;
-	a.index = 0;
-	a.expected = parts < GROUPS ? parts : GROUPS;
-	if (arrive(&a, LAUNCH))
-		count(&a, 1, sm);
+	parts = (__u32)blocks;
+#pragma clang loop unroll(disable)
+	for (level = BLOCK; level < LEVELS; level++) {
+		/* Of what arrives at the next level, the part of this width meets in one place. */
+		__u32 width = (PARTS | GROUPS << 8) >> 8 * level;
+		__s64 more;
+
+		if (!arrive(&a, level))
+			return 0;
+		if (level == BLOCK || level == LAUNCH)
+			count(&a, level / LAUNCH, sm);
+		if (every != 1)
+			return 0;
+		width &= 31;
+		a.amount = 1;
+		a.index &= (1u << width) - 1;
+		a.expected = ((parts - 1 - a.index) >> width) + 1;
+		more = (__s64)parts - (1u << width);
+		parts -= more & ~negative(more);
+	}
 	return 0;
 }
 
