@@ -90,4 +90,24 @@ def blocksched_perfetto(built: Built) -> str:
     return f"{begun} slices"
 
 
-CHECKS = (blocksched, blocksched_graphs, blocksched_perfetto)
+def blocksched_machine_code(built: Built) -> str:
+    """Kernels that have no PTX: a record for each block of each launch that was probed."""
+    argv = [built.program("machine_code"), "4"]
+    unprobed = plain(argv)
+    options = ("--machine-code", "--allow-occupancy-loss", "--explain")
+    run = probed(argv, tool="blocksched", options=options)
+    require_same(unprobed, run)
+    rows = [row for row in rows_by_name(run.report, run.errors).values() if row["launches_probed"]]
+    records = run.report["records"]
+    lost = records["dropped"] + records["missing"]
+    known = [row for row in rows if row["blocks_expected"] is not None]
+    expected = sum(row["blocks_expected"] for row in known)
+    found = sum(row["blocks"] for row in known)
+    require(expected - lost <= found <= expected, f"{found} of {expected} blocks, {records}")
+    require(bool(known), "no kernel was probed")
+    ways = [row["way"] for row in run.report["explain"]]
+    reasons = {text for row in run.report["explain"] for text in row["why_not"]}
+    return f"{found:,} blocks of {len(known)} kernels; {ways.count('SASS')} SASS; not: {reasons}"
+
+
+CHECKS = (blocksched, blocksched_graphs, blocksched_perfetto, blocksched_machine_code)
