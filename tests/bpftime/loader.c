@@ -3,7 +3,9 @@
  *     loader OBJECT [--set MAP KEY VALUE]... [--later MAP KEY VALUE]... [--gpu-ring MAP]
  *                   [--ring MAP] [--perf MAP] [--delete MAP KEY] [--fill MAP COUNT VALUE]
  *
- * KEY and VALUE are numbers of the map's sizes.  --set writes before, --later after attaching.
+ * KEY and VALUE are numbers of the map's sizes.  --set writes before, --later after attaching,
+ * --during (like --later) about two seconds later; --delete deletes just before that, and again after.
+ * Attaches all but uprobes, with --uprobes these too; with --no-attach it ends instead.
  * Runs until SIGINT; then prints each map as `MAP KEY VALUE` in hexadecimal bytes, each record as
  * `MAP record VALUE` when it comes.  It knows nothing of egpu.  The prototypes stand here so that
  * libbpf's headers are not needed. */
@@ -17,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 struct bpf_object;
@@ -31,6 +34,8 @@ struct bpf_program *bpf_object__next_program(const struct bpf_object *object,
                                              struct bpf_program *before);
 const char *bpf_program__section_name(const struct bpf_program *program);
 struct bpf_link *bpf_program__attach(const struct bpf_program *program);
+struct bpf_link *bpf_program__attach_uprobe(const struct bpf_program *program, bool leaving,
+                                            int pid, const char *path, size_t offset);
 struct bpf_map *bpf_object__next_map(const struct bpf_object *object, const struct bpf_map *before);
 const char *bpf_map__name(const struct bpf_map *map);
 int bpf_map__fd(const struct bpf_map *map);
@@ -182,6 +187,14 @@ static void show_map(const struct bpf_map *map)
     free(value);
 }
 
+static bool flag(int count, char **words, const char *name)
+{
+    for (int i = 2; i < count; i++)
+        if (strcmp(words[i], name) == 0)
+            return true;
+    return false;
+}
+
 static const char *ring_of(int count, char **words, const char *option)
 {
     for (int i = 2; i + 1 < count; i++)
@@ -214,15 +227,20 @@ int main(int count, char **words)
     changes(object, count, words, "--set");
     struct bpf_program *program = NULL;
     while ((program = bpf_object__next_program(object, program)) != NULL) {
-        if (strncmp(bpf_program__section_name(program), "u", 1) == 0)
-            continue; /* uprobes: their place would be given here */
+        if (flag(count, words, "--no-attach"))
+            return 0;
+        if (strncmp(bpf_program__section_name(program), "u", 1) == 0) {
+            if (flag(count, words, "--uprobes") &&
+                bpf_program__attach_uprobe(program, true, -1, "/proc/self/exe", 64) == NULL)
+                return 1;
+            continue;
+        }
         if (bpf_program__attach(program) == NULL) {
             fprintf(stderr, "loader: %s cannot be attached\n", bpf_program__section_name(program));
             return 1;
         }
     }
     changes(object, count, words, "--later");
-    changes(object, count, words, "--delete");
     const char *gpu = ring_of(count, words, "--gpu-ring");
     const char *ring = ring_of(count, words, "--ring"), *perf = ring_of(count, words, "--perf");
     poll_ring poll_gpu =
@@ -237,7 +255,15 @@ int main(int count, char **words)
                                         (void *)(uintptr_t)perf, NULL);
     if ((ring != NULL && records == NULL) || (perf != NULL && samples == NULL))
         return 1;
+    time_t start = time(NULL);
+    bool during = false;
     while (!ended) {
+        if (!during && time(NULL) >= start + 2) {
+            during = true;
+            changes(object, count, words, "--delete");
+            changes(object, count, words, "--during");
+            changes(object, count, words, "--delete");
+        }
         if (gpu != NULL && (poll_gpu == NULL || poll_gpu(bpf_map__fd(map_named(object, gpu)),
                                                          (void *)(uintptr_t)gpu, gpu_record) < 0))
             return 1;

@@ -144,7 +144,8 @@ def _started(
     options = replace(options, map_deletions=True)
     handled = session.Object(made)
     for each in maps:
-        each.fill(handled.maps[each.spec.name])
+        if each.staged:
+            each.fill(handled.maps[each.spec.name])
     running = session.run(argv, programs=handled, options=options)
     loader.server.bind(running, maps)
     return running

@@ -1,0 +1,91 @@
+"""Loaders of libbpf, unchanged: what they read, write and are told."""
+
+import re
+from collections import Counter
+
+import pytest
+from examples import EXAMPLES
+from running import HERE, PTX, egpu, words_of
+
+PROGRAMS = HERE / "programs"
+(SHARED_MAP,) = (each for each in EXAMPLES if each.program == "gpu_shared_map")
+
+
+@pytest.fixture(autouse=True)
+def libbpf(built):
+    if built.loader is None:
+        pytest.skip("there is no libbpf.so.1 on this machine")
+
+
+def under(built, program, *words, workload, options=("--hash-maps",)):
+    loader = " ".join([str(built.loader), str(PROGRAMS / f"{program}.bpf.o"), *words])
+    return egpu(
+        "run", "--sim", *options, "--loader-wait", "0.2", "--loader", loader, "--", *workload
+    )
+
+
+def adding(built, *more):
+    return [built.workload, "add3", "--ptx", PTX, *more]
+
+
+def test_records_of_a_linux_ring_buffer(built):
+    """More bytes than the ring has: libbpf takes them out while they come."""
+    shape = ("--grid", "3", "--block", "50", "--launches", "6", "--sleep", "50")
+    done = under(built, "ring", "--ring", "ring", workload=adding(built, *shape))
+    assert done.returncode == 0, done.stderr
+    records = Counter(re.findall(r"^ring record (\w+)$", done.stdout, re.MULTILINE))
+    threads = {
+        thread.to_bytes(8, "little") + bytes(16) + (thread + 1).to_bytes(4, "little") + bytes(4)
+        for thread in range(150)
+    }
+    assert records == dict.fromkeys((each.hex() for each in threads), 6)
+    assert "dropped 00000000 0000000000000000" in done.stdout
+
+
+def value_of(output, name, key):
+    (found,) = re.findall(rf"^{name} {key} (\w+)$", output, re.MULTILINE)
+    return int.from_bytes(bytes.fromhex(found), "little")
+
+
+def test_changes_before_and_while_the_workload_runs(built):
+    words = ("--set", "counter", "0", "1000", "--set", "counter_per_thread", "7", "70")
+    words = (*words, "--delete", "counter_per_thread", "7")
+    during = ("--during", "counter", "0", "5000", "--during", "counter_per_thread", "9", "90")
+    workload = [*words_of(SHARED_MAP, built), "--sleep", "1500"]
+    done = under(built, "gpu_shared_map", *words, *during, workload=workload)
+    assert done.returncode == 0, done.stderr
+    threads = SHARED_MAP.threads
+    # a launch was over when 5,000 was written, and one was still to come
+    assert value_of(done.stdout, "counter", "00000000") in (5000 + threads, 5000 + 2 * threads)
+    assert "counter_per_thread 7: error 2" in done.stdout  # ENOENT: deleted a moment before
+    rows = re.findall(r"^counter_per_thread (\w+) \w+$", done.stdout, re.MULTILINE)
+    assert "07000000" not in rows
+    # of its two places the process has one, 7 had the other: there was no room for 9 before
+    assert "09000000" in rows
+
+
+def test_nothing_attached(built):
+    done = under(built, "shared_with_linux", "--no-attach", workload=adding(built))
+    assert done.returncode == 1
+    assert "it attached no program to a kernel" in done.stderr
+    assert done.stdout == ""  # the workload was not started
+
+
+def test_a_refused_program_is_the_loaders_error(built):
+    done = under(built, "refused", workload=adding(built))
+    assert done.returncode == 1
+    assert "BPF program load failed: Permission denied" in done.stderr
+    assert "cuda__endless" in done.stderr
+
+
+def test_uprobes_are_named(built):
+    done = under(built, "shared_with_linux", "--uprobes", workload=adding(built))
+    assert done.returncode == 1
+    assert "program launched at" in done.stderr
+    assert "uprobes" in done.stderr
+
+
+def test_a_workload_that_fails_keeps_its_exit_code(built):
+    done = under(built, "threadhist", workload=[built.workload, "nothing"])
+    assert done.returncode == 2
+    assert value_of(done.stdout, "call_count", "00000000") == 0
