@@ -81,6 +81,9 @@ typedef long long __s64;
 #define BPF_EXIST 2
 /* Flags of maps. */
 #define BPF_F_RDONLY_PROG 128
+/* Flags of a map's pinning. */
+#define LIBBPF_PIN_NONE 0
+#define LIBBPF_PIN_BY_NAME 1
 /* Flags of bpf_ringbuf_query. */
 #define BPF_RB_AVAIL_DATA 0
 #define BPF_RB_RING_SIZE 1

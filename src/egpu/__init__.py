@@ -24,7 +24,7 @@ from egpu.version import VERSION as __version__
 if TYPE_CHECKING:
     from egpu.bpf.object import read_object
     from egpu.maps import UpdateFlag
-    from egpu.session import Globals, Link, Object, Options, Session, run
+    from egpu.session import Globals, Link, Object, Options, PinnedMap, Session, open_map, run
     from egpu.verifier import Policy, verify
 
 _LAZY = {
@@ -32,9 +32,11 @@ _LAZY = {
     "Link": "egpu.session",
     "Object": "egpu.session",
     "Options": "egpu.session",
+    "PinnedMap": "egpu.session",
     "Policy": "egpu.verifier",
     "Session": "egpu.session",
     "UpdateFlag": "egpu.maps",
+    "open_map": "egpu.session",
     "read_object": "egpu.bpf.object",
     "run": "egpu.session",
     "verify": "egpu.verifier",
@@ -51,12 +53,14 @@ __all__ = [
     "MapError",
     "Object",
     "Options",
+    "PinnedMap",
     "Policy",
     "Session",
     "UnsupportedError",
     "UpdateFlag",
     "VerifierError",
     "__version__",
+    "open_map",
     "read_object",
     "run",
     "verify",

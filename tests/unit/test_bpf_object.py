@@ -347,13 +347,6 @@ REFUSED = {
         ),
         "maps inside maps",
     ),
-    "pinning": (
-        (
-            "struct { __uint(type, 2); __uint(max_entries, 1); __uint(pinning, 1);"
-            ' __type(key, __u32); __type(value, __u32); } m SEC(".maps");'
-        ),
-        "pinned maps",
-    ),
     "map type": ('struct { __uint(type, 999); } m SEC(".maps");', "map type 999"),
     "pointers in data": ("int a; int *const volatile p = &a;", "addresses in initialised data"),
     "memory capture": (
@@ -367,6 +360,17 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize(("pinning", "by_name"), [("", False), ("0", False), ("1", True)])
+def test_pinning_by_name(pinning, by_name, tmp_path):
+    member = f"__uint(pinning, {pinning});" if pinning else ""
+    text = (
+        "struct { __uint(type, 2); __uint(max_entries, 1); __type(key, __u32); "
+        f'__type(value, __u32); {member} }} m SEC(".maps");'
+    )
+    (spec,) = read_object(compile_text(tmp_path, text), "test.o").maps
+    assert spec.pin_by_name is by_name
+
+
 @pytest.mark.parametrize("feature", REFUSED)
 def test_refused_by_name(feature, tmp_path):
     text, message = REFUSED[feature]
@@ -375,6 +379,7 @@ def test_refused_by_name(feature, tmp_path):
 
 
 BAD = {
+    "pinning": ('struct { __uint(type, 2); __uint(pinning, 2); } m SEC(".maps");', "pinning is 2"),
     "no type": ('struct { __uint(max_entries, 1); } m SEC(".maps");', "no type"),
     "member": (
         'struct { __uint(type, 2); __uint(size, 1); } m SEC(".maps");',

@@ -13,7 +13,7 @@ from egpu.bpf.context import CONTEXT_SIZE, FIELDS, PT_REGS, PT_REGS_SIZE, Field,
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.interp_helpers import BPF_EXIST, BPF_NOEXIST
 from egpu.bpf.maptypes import MapType, traits
-from egpu.bpf.object_maps import BPF_F_RDONLY_PROG
+from egpu.bpf.object_maps import BPF_F_RDONLY_PROG, PIN_BY_NAME, PIN_NONE
 
 _PARAMETERS = 6  # that System V passes in registers
 
@@ -190,6 +190,7 @@ def _flags() -> str:
         ("bpf_map_update_elem", (("BPF_ANY", 0), ("BPF_NOEXIST", BPF_NOEXIST),
                                  ("BPF_EXIST", BPF_EXIST))),
         ("maps", (("BPF_F_RDONLY_PROG", BPF_F_RDONLY_PROG),)),
+        ("a map's pinning", (("LIBBPF_PIN_NONE", PIN_NONE), ("LIBBPF_PIN_BY_NAME", PIN_BY_NAME))),
         ("bpf_ringbuf_query", (("BPF_RB_AVAIL_DATA", 0), ("BPF_RB_RING_SIZE", 1),
                                ("BPF_RB_CONS_POS", 2), ("BPF_RB_PROD_POS", 3))),
         ("bpf_ringbuf_output and bpf_ringbuf_submit",

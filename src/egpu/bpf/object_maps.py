@@ -13,7 +13,7 @@ from egpu.errors import InputError, UnsupportedError
 DATA_SECTIONS = (".rodata", ".data", ".bss")
 BPF_F_RDONLY_PROG = 1 << 7
 _MAX_SIZE = (1 << 31) - 1  # of keys, values and data sections
-_PIN_NONE = 0
+PIN_NONE, PIN_BY_NAME = 0, 1  # enum libbpf_pin_type
 _STATIC = 0  # linkage of a VAR
 # Members that are written as __uint(name, number); what they set in the map's fields.
 _NUMBERS = ("type", "key_size", "value_size", "max_entries", "map_flags", "map_extra", "pinning")
@@ -187,8 +187,9 @@ def _spec(
 ) -> MapSpec:
     if "type" not in numbers:
         raise InputError("no type", where=where)
-    if numbers.get("pinning", _PIN_NONE) != _PIN_NONE:
-        raise UnsupportedError(f"pinned maps at {where}")
+    pinning = numbers.get("pinning", PIN_NONE)
+    if pinning not in (PIN_NONE, PIN_BY_NAME):
+        raise InputError(f"pinning is {pinning}", where=where, hint="LIBBPF_PIN_BY_NAME is 1")
     try:
         kind = MapType(numbers["type"])
     except ValueError as error:
@@ -204,6 +205,7 @@ def _spec(
         max_entries=numbers["max_entries"],
         flags=numbers.get("map_flags", 0),
         extra=numbers.get("map_extra", 0),
+        pin_by_name=pinning == PIN_BY_NAME,
         btf=btf,
         key_type=types.get("key", 0),
         value_type=types.get("value", 0),

@@ -66,6 +66,7 @@ class MapSpec:
     read_only: bool = False
     deletes: bool = field(default=True, repr=False)
     extra: int = field(default=0, repr=False)
+    pin_by_name: bool = False
     btf: Btf | None = field(default=None, repr=False, compare=False)
     key_type: int = 0
     value_type: int = 0

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
 from egpu.bpf.maptypes import traits
+from egpu.cli.values import plain, shown
 from egpu.export.json import render_line
 from egpu.maps import BloomView, HashView, MapView, QueueView, ThreadView, ring_controls, summable
 from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
@@ -164,31 +165,6 @@ def _print_report(prints: Prints) -> list[Part]:
         text += f", {totals.missing:,} missing"
     lost = totals.dropped or totals.suppressed or totals.missing
     return [Paragraph(text, Weight.WARNING if lost else Weight.PLAIN)]
-
-
-def plain(value: object) -> object:
-    """A decoded value as JSON has it: namedtuples as objects, bytes as hexadecimal text."""
-    if isinstance(value, tuple):
-        names = getattr(value, "_fields", None)
-        if names is not None:
-            return {name: plain(item) for name, item in zip(names, value, strict=True)}
-        return [plain(item) for item in value]
-    return value.hex() if isinstance(value, bytes) else value
-
-
-def shown(value: object) -> str:
-    """A decoded value for people: ``name=value`` pairs, text where bytes hold text."""
-    if isinstance(value, tuple):
-        names = getattr(value, "_fields", None)
-        if names is not None:
-            return " ".join(
-                f"{name}={shown(item)}" for name, item in zip(names, value, strict=True)
-            )
-        return "[" + ", ".join(shown(item) for item in value) + "]"
-    if isinstance(value, bytes):
-        text = value.rstrip(b"\0")
-        return text.decode() if text.isascii() and text.decode().isprintable() else value.hex()
-    return str(value)
 
 
 def _entries(view: MapView) -> list[tuple[int, dict[str, object]]]:

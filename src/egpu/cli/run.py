@@ -61,6 +61,13 @@ if TYPE_CHECKING:
     help="Experimental: allow hash maps on a real GPU; under contention they may take minutes.",
 )
 @click.option(
+    "--pin",
+    "pins",
+    metavar="MAP[=NAME]",
+    multiple=True,
+    help="Pin a map: `egpu map` reads it by that name, also after the end.",
+)
+@click.option(
     "--map-deletions",
     is_flag=True,
     help="Let `egpu map delete` delete from hash maps although no program does.",
@@ -127,6 +134,7 @@ def command(
     allow_occupancy_loss: bool,
     machine_code: bool,
     hash_maps: bool,
+    pins: tuple[str, ...],
     map_deletions: bool,
     every: int | None,
     explain: bool,
@@ -162,6 +170,7 @@ def command(
         machine_code=machine_code,
         hash_maps=hash_maps,
         map_deletions=map_deletions,
+        pins=dict(_pin(text) for text in pins),
         cost_limit=cost_limit,
         print_limit=print_limit,
     )
@@ -184,6 +193,12 @@ def command(
             )
         made = Shown(new_tool(tool), extras, picture)
         return run_tool(made, loaded, workload, options, stream, as_json=as_json, interval=interval)
+
+
+def _pin(text: str) -> tuple[str, str]:
+    """Map and name of the pin."""
+    map_name, _, name = text.partition("=")
+    return map_name, name or map_name
 
 
 def sampled(tool: ToolEntry | None, loaded: Object, every: int) -> Object:

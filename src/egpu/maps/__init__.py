@@ -1,6 +1,7 @@
 """Shared state of probes and people: bytes on the device, memory, Python views, ring buffers."""
 
 from egpu.maps.changes import Changes, MapHost, UpdateFlag, Values
+from egpu.maps.contents import Contents, contents_of, pack, unpack
 from egpu.maps.hash_view import HashView
 from egpu.maps.layout import (
     ArenaLayout,
@@ -21,6 +22,7 @@ __all__ = [
     "Batch",
     "BloomView",
     "Changes",
+    "Contents",
     "HashView",
     "HostArena",
     "MapCopy",
@@ -36,9 +38,12 @@ __all__ = [
     "ThreadView",
     "UpdateFlag",
     "Values",
+    "contents_of",
     "initial_chunks",
+    "pack",
     "plan",
     "ring_controls",
     "ring_table",
     "summable",
+    "unpack",
 ]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from egpu.bpf.maptypes import traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
-from egpu.maps.changes import Changes, MapHost
+from egpu.maps.changes import Changes, MapHost, Values
 from egpu.maps.layout import HASH_CONTROL, HASH_FULL, HASH_STATE, MapPlace, hash_table
 from egpu.maps.memory import Snapshot
 from egpu.maps.view import Copies, MapCopy, finder, sum_rows
@@ -71,6 +71,12 @@ class HashView(Changes, Mapping[Any, object]):
         """All entries of one snapshot."""
         return {key: self._total(values) for key, values in self._read()}
 
+    def raw_entries(self) -> list[tuple[bytes, Values]]:
+        """Keys and values (one, or one for each SM slot) as bytes, of one snapshot."""
+        return [
+            (key, tuple(value.tobytes() for value in values)) for key, values in self._raw_read()
+        ]
+
     def parts(self) -> dict[Any, tuple[object, ...]]:
         """All entries of one snapshot with the value on each SM slot; InputError if the map has
         one value for each key."""
@@ -89,6 +95,10 @@ class HashView(Changes, Mapping[Any, object]):
 
     def _read(self) -> Iterator[tuple[Any, NDArray[np.uint8]]]:
         """Each key and its values, a row of bytes for each copy."""
+        for key, values in self._raw_read():
+            yield self._decode(self._spec.key_type, key), values
+
+    def _raw_read(self) -> Iterator[tuple[bytes, NDArray[np.uint8]]]:
         if not self._copies:
             yield from self._initial()
             return
@@ -106,14 +116,14 @@ class HashView(Changes, Mapping[Any, object]):
         if traits(spec.type).per_sm:
             values = _per_sm_rows(shot, copy, spec)[numbers]
         for key, own in zip(keys, values, strict=True):
-            yield self._decode(spec.key_type, key.tobytes()), own
+            yield key.tobytes(), own
 
-    def _initial(self) -> Iterator[tuple[Any, NDArray[np.uint8]]]:
+    def _initial(self) -> Iterator[tuple[bytes, NDArray[np.uint8]]]:
         """What was set for a workload that has no memory yet."""
         spec = self._spec
         for key, values in self._host.initial().items() if self._host is not None else ():
             own = np.frombuffer(b"".join(values), np.uint8).reshape(len(values), spec.value_size)
-            yield self._decode(spec.key_type, key), own
+            yield key, own
 
     def lookup_batch(self, keys: Iterable[Any]) -> dict[Any, object]:
         """The values of those of ``keys`` that are there, in one snapshot."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from egpu.bpf.maptypes import traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
-from egpu.maps.changes import Changes, MapHost
+from egpu.maps.changes import Changes, MapHost, Values
 from egpu.maps.view import Copies, MapCopy, finder
 
 
@@ -46,6 +46,10 @@ class ThreadView(Changes, Mapping[int, tuple[object, ...]]):
         """The values of ``key`` one after the other without padding, as bpftime's user space reads
         them: value_size bytes for each thread slot."""
         return b"".join(self._rows(key))
+
+    def raw_entries(self) -> list[tuple[bytes, Values]]:
+        """Keys and values as bytes; a value for each thread slot."""
+        return [(key.to_bytes(4, "little"), tuple(self._rows(key))) for key in self]
 
     def lookup_batch(self, keys: Iterable[int]) -> dict[int, tuple[object, ...]]:
         """The values of ``keys``."""

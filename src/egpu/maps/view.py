@@ -21,7 +21,7 @@ from egpu.bpf.btf_encode import encode_value
 from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
-from egpu.maps.changes import Changes, MapHost
+from egpu.maps.changes import Changes, MapHost, Values
 from egpu.maps.layout import MapPlace, round_up
 from egpu.maps.memory import Snapshot
 
@@ -119,6 +119,28 @@ class MapView(Changes, Mapping[int, object]):
             data[copy.place.offset : copy.place.offset + size * copy.place.entry_stride]
             for data, copy in self._read()
         )
+
+    def raw_entries(self) -> list[tuple[bytes, Values]]:
+        """Keys and values as bytes, of one context in one snapshot; a value for each SM slot."""
+        read = self._read()
+        if not read and self._host is not None:
+            every, host = range(self._spec.max_entries), self._host
+            return [(key.to_bytes(4, "little"), (self._initial(host, key),)) for key in every]
+        ((data, copy),) = read
+        spec, place = self._spec, copy.place
+        found: list[tuple[bytes, Values]] = []
+        for key in range(spec.max_entries):
+            start = place.offset + key * place.entry_stride
+            values: Values = (data[start : start + spec.value_size],)
+            if self._per_sm:
+                rows = self._rows(data, copy, key)
+                groups = [rows[n : n + place.spread] for n in range(0, len(rows), place.spread)]
+                values = tuple(
+                    group[0].tobytes() if place.spread == 1 else sum_rows(spec, group)
+                    for group in groups
+                )
+            found.append((key.to_bytes(4, "little"), values))
+        return found
 
     def to_dict(self) -> dict[int, object]:
         """All entries of one snapshot."""

@@ -6,6 +6,7 @@ from egpu.session.explain import Explanation
 from egpu.session.links import Link
 from egpu.session.loadable import Globals, Object, ObjectProgram
 from egpu.session.objects import Collection, combine
+from egpu.session.pinned import ListedMap, PinnedMap, list_maps, open_map
 from egpu.session.session import Options, Session, SessionCost, run
 from egpu.session.twins import TwinReport
 
@@ -15,10 +16,12 @@ __all__ = [
     "Explanation",
     "Globals",
     "Link",
+    "ListedMap",
     "Maps",
     "Object",
     "ObjectProgram",
     "Options",
+    "PinnedMap",
     "Ring",
     "RingTotals",
     "Session",
@@ -26,5 +29,7 @@ __all__ = [
     "TwinReport",
     "Way",
     "combine",
+    "list_maps",
+    "open_map",
     "run",
 ]

@@ -14,9 +14,12 @@ from egpu.session.operators import Operators
 class InitialContents:
     """Of each map the keys that were set, by bytes.  Not for use by several threads at once."""
 
-    def __init__(self, maps: Sequence[MapSpec]) -> None:
+    def __init__(
+        self, maps: Sequence[MapSpec], known: Sequence[dict[bytes, Values]] | None = None
+    ) -> None:
+        """``known`` is what they begin with, which becomes this object's own."""
         self._maps = tuple(maps)
-        self._set: list[dict[bytes, Values]] = [{} for _ in maps]
+        self._set = [{} for _ in maps] if known is None else list(known)
 
     def of(self, index: int) -> Mapping[bytes, Values]:
         """What was set in map ``index``."""

@@ -39,7 +39,9 @@ from egpu.session.links import Link, Links
 from egpu.session.loadable import Object
 from egpu.session.objects import Collection, combine
 from egpu.session.prints import Prints, print_calls
+from egpu.session.reuse import reuse_pinned
 from egpu.session.ring_load import RingLoad, ring_loads
+from egpu.session.service import MapService
 from egpu.session.twins import TwinBuilder, TwinReport
 from egpu.sim import SimulatedDevice, private_folder
 from egpu.verifier import Limits, VerifiedProgram, verify
@@ -61,6 +63,7 @@ class Options:
     ``snapshot_period_s``: how often maps are copied to where the session reads them.
     ``thread_slots``: threads of a launch for which per-thread maps have values (None: as
     BPFTIME_MAP_GPU_THREAD_COUNT says, else 1,024); threads beyond them find no value.
+    ``pins``: pin names of maps, by the map's name (``egpu.open_map`` reads them anywhere).
     ``cost_limit``: most instructions, in the worst case, that a program may add to a thread (see
     ``egpu.verifier.Limits.cost``). ``print_limit``: lines of bpf_printk given out in a second, 0
     for all. ``cookies``: what bpf_get_attach_cookie gives, by program name; 0 for others.
@@ -79,6 +82,7 @@ class Options:
     snapshot_period_s: float = 1.0
     cost_limit: int = Limits().cost
     thread_slots: int | None = None
+    pins: Mapping[str, str] = field(default_factory=dict)
     print_limit: int = 10_000
     cookies: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -137,6 +141,8 @@ class Session:
         probes = ProbeSet(verified, only=options.kernels)
         self._links = Links(probes, collection.links, verified, options.twin_wait_s)
         self._closed = False
+        self._service: MapService | None = None
+        self._no_service = "the session has not started"
         self._broker = _Broker(
             TwinBuilder(
                 probes,
@@ -149,6 +155,7 @@ class Session:
             self._arenas,
         )
         try:
+            reuse_pinned(self._arenas)
             prepare(self)
             self._start(argv)
         except BaseException:
@@ -292,6 +299,23 @@ class Session:
                 found[kind] += verified.cost.instructions
         return found
 
+    def pin(self, map_name: str, name: str) -> None:
+        """Let the user's other processes find a map as ``name``, until ``unpin``.
+
+        Closing the session saves what it holds.  Raises InputError if there is no such map, or
+        another running session has a pin of that name; a saved one is replaced.
+        """
+        self._map_service().pin(map_name, name)
+
+    def unpin(self, name: str) -> None:
+        """Take a pin of this session away."""
+        self._map_service().unpin(name)
+
+    def _map_service(self) -> MapService:
+        if self._service is None:
+            raise InputError(self._no_service)
+        return self._service
+
     def attach(self) -> None:
         """Attach every program; from the next launch on, as ``Link.attach``."""
         self._links.all(attached=True)
@@ -314,6 +338,25 @@ class Session:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _open_service(self) -> None:
+        """Other processes see the maps from now on, pinned ones by name."""
+        named = [
+            (name, spec.name)
+            for name, spec in zip(self._maps, self._arenas.maps, strict=False)
+            if spec.pin_by_name
+        ]
+        pins = [*named, *self._options.pins.items()]
+        try:
+            self._service = MapService(self)
+        except InputError as error:
+            self._no_service = str(error)
+            if pins:
+                raise
+            return
+        self._cleanup.callback(self._service.close)
+        for map_name, pin in pins:
+            self._service.pin(map_name, pin)
 
     def _make_assembler(self) -> Assembler | None:
         if self._options.simulated:
@@ -343,6 +386,7 @@ class Session:
         self._arenas.refresh = self._server.snapshot
         self._arenas.ended = lambda: not self.running()
         self._maps = self._arenas.views()
+        self._open_service()
         self._prints = Prints(
             self._maps.print_ring(),
             print_calls(self._verified),

@@ -1,0 +1,189 @@
+"""``egpu map``: maps of running sessions and pinned ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from egpu.cli.output import hex_bytes, json_option
+from egpu.cli.values import plain, shown
+from egpu.errors import InputError
+
+if TYPE_CHECKING:
+    from egpu.maps import Contents
+    from egpu.session import PinnedMap
+
+
+_NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|[1-9][0-9]*|0)")
+
+reference_argument = click.argument("reference", metavar="MAP")
+
+
+@click.group("map")
+def command() -> None:
+    """Read and change maps of running sessions, and pinned ones.
+
+    MAP is the name of a pin, or PID:NAME for a map of a running session of yours.  KEY and VALUE
+    are numbers, text, or JSON for structs and arrays; hexadecimal bytes for maps without types.
+    """
+
+
+@command.command("list")
+@json_option
+def list_command(*, as_json: bool) -> None:
+    """List every map that you can reach."""
+    from egpu.session import list_maps  # noqa: PLC0415
+
+    rows = list_maps()
+    if as_json:
+        _json("maps/1", {"maps": [asdict(row) for row in rows]})
+        return
+    if not rows:
+        click.echo("no session of yours runs, and no map is pinned")
+        return
+    width = max(len(row.reference) for row in rows)
+    kind = max(len(row.type) for row in rows)
+    for row in rows:
+        shape = f"key {row.key_size} B, value {row.value_size} B, {row.max_entries:,} entries"
+        notes = ["frozen"] if row.frozen else []
+        notes += ["pinned"] if row.pinned else []
+        session = f" of {row.pid}" if row.pid else ""
+        text = f"{row.reference:<{width}}  {row.type:<{kind}}  {row.state}{session}"
+        click.echo(", ".join([f"{text}  {shape}" if row.type else text, *notes]))
+
+
+@command.command("dump")
+@reference_argument
+@json_option
+def dump(*, reference: str, as_json: bool) -> None:
+    """Print every entry, of one snapshot."""
+    found = _open(reference).contents()
+    copies = [_rows(found, number) for number in range(len(found.copies))]
+    if as_json:
+        contexts = [[{"key": plain(key), name: plain(value)} for key, name, value in copy]
+                    for copy in copies]  # fmt: skip
+        head: dict[str, object] = {"map": found.spec.name, "type": found.spec.type.name}
+        head |= {"complete": found.complete, "frozen": found.frozen}
+        _json("map/1", head | {"counters": dict(found.counters), "contexts": contexts})
+        return
+    for number, copy in enumerate(copies):
+        if len(copies) > 1:
+            click.echo(f"context {number}:")
+        for key, name, value in copy:
+            click.echo(f"{shown(key)}: {shown(value)}{' by SM' if name == 'parts' else ''}")
+    for name, count in found.counters.items():
+        if count:
+            click.echo(f"{name}: {count:,}")
+
+
+def _rows(found: Contents, number: int) -> list[tuple[Any, str, object]]:
+    """(key, "value", value), or (key, "parts", values by SM) where they cannot be summed."""
+    try:
+        return [(key, "value", value) for key, value in found.decoded(number).items()]
+    except InputError:
+        return [(key, "parts", values) for key, values in found.parts(number).items()]
+
+
+@command.command("get")
+@reference_argument
+@click.argument("key")
+@click.option("--parts", is_flag=True, help="The value on each SM, or of each thread.")
+@json_option
+def get(*, reference: str, key: str, parts: bool, as_json: bool) -> None:
+    """Print the value of KEY; exit code 1 if it is not there."""
+    opened = _open(reference)
+    wanted = _key(opened, key)
+    try:
+        value = opened.parts(wanted) if parts else opened[wanted]
+    except KeyError:
+        raise InputError(f"the key {key} is not there", where=f"map {reference}") from None
+    if as_json:
+        _json("value/1", {"key": plain(wanted), "value": plain(value)})
+    else:
+        click.echo(shown(value))
+
+
+@command.command("set")
+@reference_argument
+@click.argument("key")
+@click.argument("value")
+@click.option("--noexist", is_flag=True, help="Only if the key is not there.")
+@click.option("--exist", is_flag=True, help="Only if the key is there.")
+def set_command(*, reference: str, key: str, value: str, noexist: bool, exist: bool) -> None:
+    """Set the value of KEY."""
+    from egpu.maps import UpdateFlag  # noqa: PLC0415
+
+    if noexist and exist:
+        raise click.UsageError("--noexist and --exist exclude each other")
+    flag = UpdateFlag.NOEXIST if noexist else UpdateFlag.EXIST if exist else UpdateFlag.ANY
+    opened = _open(reference)
+    opened.update(_key(opened, key), _value(opened, value), flag)
+
+
+@command.command("delete")
+@reference_argument
+@click.argument("key")
+def delete(*, reference: str, key: str) -> None:
+    """Delete KEY."""
+    opened = _open(reference)
+    opened.delete(_key(opened, key))
+
+
+@command.command("freeze")
+@reference_argument
+def freeze(*, reference: str) -> None:
+    """Refuse every later change but those of programs."""
+    _open(reference).freeze()
+
+
+@command.command("pin")
+@reference_argument
+@click.argument("name")
+def pin(*, reference: str, name: str) -> None:
+    """Pin a map of a running session as NAME; it outlives the session."""
+    _open(reference).pin(name)
+
+
+@command.command("unpin")
+@click.argument("name")
+def unpin(*, name: str) -> None:
+    """Take a pin away, and what was saved under it."""
+    from egpu.session.pinned import remove_pin  # noqa: PLC0415
+
+    remove_pin(name)
+
+
+def _open(reference: str) -> PinnedMap:
+    from egpu.session import open_map  # noqa: PLC0415
+
+    return open_map(reference)
+
+
+def _key(opened: PinnedMap, text: str) -> Any:
+    return _parsed(opened.spec.btf if opened.spec.key_type else None, text, "key")
+
+
+def _value(opened: PinnedMap, text: str) -> Any:
+    return _parsed(opened.spec.btf if opened.spec.value_type else None, text, "value")
+
+
+def _parsed(btf: object, text: str, what: str) -> Any:
+    """A number, JSON, or the text itself; bytes for what has no type."""
+    if _NUMBER.fullmatch(text):
+        return int(text, 0)
+    if btf is None:
+        return hex_bytes(text, what)
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _json(kind: str, data: dict[str, object]) -> None:
+    from egpu.export.json import render_json  # noqa: PLC0415
+
+    click.echo(render_json(kind, data), nl=False)

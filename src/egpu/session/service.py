@@ -1,0 +1,255 @@
+"""The session's end of ``egpu map``: shows its maps to the user's other processes, and changes
+them when they ask."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from egpu.errors import EgpuError, InputError, InternalError, MapError
+from egpu.maps import (
+    Changes,
+    Contents,
+    HashView,
+    MapView,
+    ThreadView,
+    UpdateFlag,
+    Values,
+    contents_of,
+    pack,
+)
+from egpu.session import talk
+from egpu.session.host_maps import HostMap
+from egpu.session.pins import LivePin, Pins, check_name, runtime_directory
+
+if TYPE_CHECKING:
+    from egpu.session.session import Session
+
+_REQUEST_LIMIT = 64 << 20
+_numbers = itertools.count()
+_Answer = tuple[Mapping[str, Any], bytes]
+
+
+class MapService:
+    """Answers at a socket of its own until it is closed; pins are then given the maps' contents.
+
+    Raises InputError if there is no place for the socket.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._pins: dict[str, str] = {}  # by the name of the pin: the map
+        self._lock = threading.Lock()
+        self._closing = False
+        folder = runtime_directory() / "sessions"
+        _remove_stale(folder)
+        self.path = folder / f"{os.getpid()}-{next(_numbers)}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            self.path.unlink(missing_ok=True)
+            self._listener.bind(str(self.path))
+            self._listener.listen(16)
+        except OSError as error:
+            self._listener.close()
+            raise InputError(
+                f"no socket can be made ({error.strerror or error})", where=str(self.path)
+            ) from error
+        self._thread = threading.Thread(target=self._serve, name="egpu-maps", daemon=True)
+        self._thread.start()
+
+    def pin(self, map_name: str, name: str) -> None:
+        """Pin a map; InputError if a running session has that pin, or the map is a ring."""
+        self._view(map_name)
+        pins = Pins()
+        with pins.locked():
+            before = pins.find(check_name(name))
+            if isinstance(before, LivePin) and before.socket != self.path and answers(before):
+                raise InputError(
+                    f"{name} is pinned by the session of process {before.pid}",
+                    hint="choose another name",
+                )
+            pins.put(name, LivePin(self.path, map_name, os.getpid()))
+            with self._lock:
+                self._pins[name] = map_name
+
+    def unpin(self, name: str) -> None:
+        """Take a pin of this session away."""
+        pins = Pins()
+        with pins.locked(), self._lock:
+            if name not in self._pins:
+                raise InputError(f"this session has no pin {name}")
+            del self._pins[name]
+            pins.remove(name)
+
+    def close(self) -> None:
+        """Keep what pinned maps hold, and stop answering. May be called twice."""
+        if self._closing:
+            return
+        self._closing = True
+        try:
+            self._keep()
+        finally:
+            # shutdown wakes the accept; close alone would leave it waiting
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._thread.join(talk.TIMEOUT_S)
+            self.path.unlink(missing_ok=True)
+
+    def _keep(self) -> None:
+        with self._lock:
+            wanted = dict(self._pins)
+        if not wanted:
+            return
+        pins = Pins()
+        with pins.locked():
+            for name, map_name in wanted.items():
+                pins.put(name, self._contents(map_name))
+
+    # ------------------------------------------------------------------ answering
+
+    def _serve(self) -> None:
+        while not self._closing:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(talk.TIMEOUT_S)
+            if not talk.is_ours(connection):
+                return
+            try:
+                request, _ = talk.receive(connection, _REQUEST_LIMIT)
+                head, data = self._do(request)
+            except EgpuError as error:
+                head, data = {"error": _told(error)}, b""
+            except Exception as error:  # a bug of ours: the other end is told, the session goes on
+                head, data = {"error": _told(InternalError(repr(error)))}, b""
+            talk.send(connection, head, data)
+
+    def _do(self, request: Mapping[str, Any]) -> _Answer:
+        acts: dict[str, Callable[[Mapping[str, Any]], _Answer]] = {
+            "list": self._list,
+            "read": self._read,
+            "update": self._update,
+            "delete": self._delete,
+            "freeze": self._freeze,
+            "pin": self._pin,
+            "unpin": self._unpin,
+        }
+        act = acts.get(str(request.get("do")))
+        if act is None:
+            raise InputError(f"no such request: {request.get('do')!r:.40}")
+        try:
+            return act(request)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"malformed request: {error!r:.100}") from error
+
+    def _list(self, _request: Mapping[str, Any]) -> _Answer:
+        with self._lock:
+            pins = dict(self._pins)
+        rows = [
+            {
+                "name": name,
+                "type": view.spec.type.name,
+                "key_size": view.spec.key_size,
+                "value_size": view.spec.value_size,
+                "max_entries": view.spec.max_entries,
+                "frozen": isinstance(view, Changes) and view.frozen,
+                "pins": sorted(pin for pin, own in pins.items() if own == name),
+            }
+            for name, view in self._session.maps.items()
+        ]
+        return {"pid": os.getpid(), "workload": self._session.pid, "maps": rows}, b""
+
+    def _read(self, request: Mapping[str, Any]) -> _Answer:
+        return {}, pack(self._contents(request["map"]))
+
+    def _update(self, request: Mapping[str, Any]) -> _Answer:
+        rows: list[tuple[bytes, Values]] = [
+            (bytes.fromhex(key), tuple(bytes.fromhex(value) for value in values))
+            for key, values in request["rows"]
+        ]
+        host, spec = self._host(request["map"]), self._view(request["map"]).spec
+        for key, values in rows:
+            if len(key) != spec.key_size or any(len(each) != spec.value_size for each in values):
+                raise InputError("a key or value of another size", where=f"map {spec.name}")
+        return {"results": host.update(rows, UpdateFlag(request["flag"]))}, b""
+
+    def _delete(self, request: Mapping[str, Any]) -> _Answer:
+        keys = [bytes.fromhex(key) for key in request["keys"]]
+        spec = self._view(request["map"]).spec
+        if any(len(key) != spec.key_size for key in keys):
+            raise InputError("a key of another size", where=f"map {spec.name}")
+        return {"results": self._host(request["map"]).delete(keys)}, b""
+
+    def _freeze(self, request: Mapping[str, Any]) -> _Answer:
+        self._host(request["map"]).freeze()
+        return {}, b""
+
+    def _pin(self, request: Mapping[str, Any]) -> _Answer:
+        self.pin(request["map"], request["name"])
+        return {}, b""
+
+    def _unpin(self, request: Mapping[str, Any]) -> _Answer:
+        self.unpin(request["name"])
+        return {}, b""
+
+    def _contents(self, name: str) -> Contents:
+        session = self._session
+        arenas = session.arenas.all()
+        complete = bool(arenas) and all(arena.host.final for arena in arenas)
+        if not complete:
+            session.snapshot()
+        view = self._view(name)
+        return contents_of(view, complete=complete, frozen=view.frozen)
+
+    def _host(self, name: str) -> HostMap:
+        self._view(name)
+        return HostMap(self._session.arenas, list(self._session.maps).index(name))
+
+    def _view(self, name: str) -> MapView | HashView | ThreadView:
+        maps = self._session.maps
+        if name not in maps:
+            raise InputError(f"the session has no map {name!r:.60}")
+        view = maps[name]
+        if not isinstance(view, (MapView, HashView, ThreadView)):
+            raise InputError(
+                f"a {view.spec.type.name} is for its session to read", where=f"map {name}"
+            )
+        return view
+
+
+def _told(error: EgpuError) -> dict[str, Any]:
+    told: dict[str, Any] = {"kind": type(error).__name__, "message": error.message}
+    told["hint"] = error.hint
+    if isinstance(error, MapError):
+        told["errno"] = error.errno
+    return told
+
+
+def answers(pin: LivePin) -> bool:
+    """Whether the session of a pin is still there."""
+    try:
+        talk.connect(pin.socket).close()
+    except EgpuError:
+        return False
+    return True
+
+
+def _remove_stale(folder: Path) -> None:
+    """Sockets of sessions that were killed."""
+    for path in folder.iterdir():
+        pid = path.name.partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            with contextlib.suppress(OSError):
+                path.unlink()

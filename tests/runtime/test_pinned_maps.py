@@ -1,0 +1,280 @@
+"""Maps under names that other processes find: while the session runs, and after it."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from importlib.util import find_spec
+
+import pytest
+from test_host_maps import FACTORS, FIRST, PRESENT, PROGRAM, SECOND, running
+from test_runtime_cli import ROOT, egpu, pytestmark, workload
+
+import egpu as api
+from egpu.errors import AgentError, InputError, MapError
+from egpu.session import list_maps
+from egpu.tools.build import compiler
+
+__all__ = ["pytestmark"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    place = tmp_path / "runtime"
+    monkeypatch.setenv("EGPU_RUNTIME_DIR", str(place))
+    return place
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return tmp_path / "scene"
+
+
+def start(scene, **options):
+    scene.mkdir()
+    return running(scene, **options)
+
+
+def said(*arguments, code=0):
+    done = egpu("map", *arguments)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def dumped(name):
+    document = json.loads(said("dump", name, "--json"))
+    return document, [
+        {row["key"]: row.get("value", row.get("parts")) for row in context}
+        for context in document["contexts"]
+    ]
+
+
+def test_another_process_reads_and_changes_a_running_session(scene, folder):
+    pins = {"settings": "factors", "blocks": "blocks", "totals": "totals"}
+    with start(scene, pins=pins, map_deletions=True) as (session, stepper):
+        said("set", "factors", "0", '{"factor": 7, "bias": -2}')
+        assert said("get", "factors", "0") == "factor=7 bias=-2\n"
+        stepper.do("first 4 10")
+        assert said("get", "totals", str(FACTORS)) == "280\n"
+        assert json.loads(said("get", "totals", "0", "--parts", "--json"))["value"] == [10] * 4
+        said("set", "blocks", "0x64", "1")
+        assert "the key is there already" in said("set", "blocks", "100", "2", "--noexist", code=1)
+        said("delete", "blocks", "3")
+        assert "is not there" in said("delete", "blocks", "3", code=1)
+        _, (blocks,) = dumped("blocks")
+        assert blocks == {0: 1, 1: 1, 2: 1, 100: 1}
+        assert session.maps["blocks"].to_dict() == blocks
+        said("freeze", "blocks")
+        assert "frozen" in said("set", "blocks", "5", "5", code=1)
+        assert session.maps["blocks"].frozen
+        stepper.do("second 5 10")
+        stepper.end(session)
+        document, (totals,) = dumped("totals")
+        assert document["complete"]
+        assert totals == {0: 40, 1: 50, 2: 280, 3: 9, 4: 0, 5: 0}
+        assert "ended" in said("set", "factors", "0", "[1, 1]", code=1)
+    assert sorted(path.name for path in (folder / "pins").iterdir()) == [
+        ".lock",
+        *sorted(pins.values()),
+    ]
+    assert oct((folder / "pins").stat().st_mode)[-3:] == "700"
+    assert list((folder / "sessions").iterdir()) == []
+
+
+def test_what_is_saved_can_be_read_and_changed(scene):
+    with start(scene, pins={"blocks": "b", "totals": "t", "settings": "s"}) as (_, stepper):
+        stepper.do("first 25 3")
+    totals = api.open_map("t")
+    assert (totals[FIRST], totals[PRESENT], totals.contents().complete) == (75, 25, True)
+    assert sum(totals.parts(FIRST)) == 75
+    totals[FIRST] = 5
+    assert (totals[FIRST], totals.parts(FIRST)) == (5, (5, 0, 0, 0))
+    blocks = api.open_map("b")
+    assert dict(blocks) == {key: 3 if key < 5 else 2 for key in range(10)}
+    blocks[77] = 1
+    del blocks[0]
+    with pytest.raises(MapError) as info:
+        blocks.update(77, 2, api.UpdateFlag.NOEXIST)
+    assert info.value.errno == errno.EEXIST
+    assert said("get", "b", "77") == "1\n"
+    said("set", "s", "1", "[3, 4]")
+    assert said("get", "s", "1") == "factor=3 bias=4\n"
+    assert "it has 4 elements" in said("set", "s", "4", "[3, 4]", code=1)
+    said("freeze", "b")
+    assert "frozen" in said("delete", "b", "1", code=1)
+    said("unpin", "b")
+    assert "no map is pinned as b" in said("dump", "b", code=1)
+
+
+def test_two_contexts(scene):
+    with start(scene, pins={"blocks": "b", "totals": "t"}) as (_, stepper):
+        stepper.do("first 2 1")
+        stepper.do("new")
+        stepper.do("first 3 1")
+    assert api.open_map("t")[FIRST] == 5
+    with pytest.raises(InputError, match="exists 2 times"):
+        dict(api.open_map("b"))
+    assert api.open_map("b").copies() == ({0: 1, 1: 1}, {0: 1, 1: 1, 2: 1})
+    assert "context 1:" in said("dump", "b")
+
+
+def test_listing(scene):
+    assert said("list") == "no session of yours runs, and no map is pinned\n"
+    with start(scene, pins={"blocks": "b"}) as (_, stepper):
+        stepper.do("first 2 1")
+        rows = json.loads(said("list", "--json"))["maps"]
+        own = {row["reference"]: row for row in rows}
+        assert own["b"]["state"] == "live"
+        pid = os.getpid()
+        assert {f"{pid}:totals", f"{pid}:records", f"{pid}:.bss"} < set(own)
+        assert f"{pid}:blocks" not in own
+        assert said("get", f"{pid}:totals", "0") == "2\n"
+        said("pin", f"{pid}:totals", "later")
+        assert "has a map 'nothing'" in said("get", f"{pid}:nothing", "0", code=1)
+        assert "a RINGBUF is for its session" in said("dump", f"{pid}:records", code=1)
+        assert "b " in said("list")
+    assert [(row.reference, row.state) for row in list_maps()] == [
+        ("b", "saved"),
+        ("later", "saved"),
+    ]
+    assert api.open_map("later")[FIRST] == 2
+
+
+KILLED = """
+import sys, time
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from test_host_maps import running
+with running(Path({scene!r}), pins={{"blocks": "b"}}) as (session, stepper):
+    stepper.do("first 2 1")
+    print("ready", flush=True)
+    time.sleep(100)
+"""
+
+
+def test_a_session_that_was_killed(scene):
+    scene.mkdir()
+    paths = [str(ROOT / "tests" / "runtime"), str(ROOT / "src")]
+    script = KILLED.format(paths=paths, scene=str(scene))
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        assert api.open_map("b").to_dict() == {0: 1, 1: 1}
+        second = scene.with_name("second")
+        with pytest.raises(InputError, match=f"pinned by the session of process {process.pid}"):
+            start(second, pins={"totals": "b"}).__enter__()
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    assert [(row.reference, row.state) for row in list_maps()] == [("b", "stale")]
+    with pytest.raises(AgentError, match="is gone and has not saved it; `egpu map unpin b`"):
+        api.open_map("b")
+    third = scene.with_name("third")
+    with start(third, pins={"totals": "b"}) as (_, stepper):  # takes the name over
+        stepper.do("first 1 1")
+    assert api.open_map("b")[FIRST] == 1
+    said("unpin", "b")
+
+
+def test_readers_and_writers_at_once(scene):
+    """Every read is of one moment: the host's keys all have the value of one update."""
+    with start(scene, pins={"blocks": "b"}) as (session, stepper):
+        stepper.do("first 1 1")
+        session.maps["blocks"].update_batch(dict.fromkeys(range(100, 160), 0))
+        wrong, seen, stop = [], set(), threading.Event()
+
+        def read():
+            pinned = api.open_map("b")
+            while not stop.is_set():
+                found = pinned.to_dict()
+                values = {found[key] for key in range(100, 160)}
+                seen.update(values)
+                if len(values) != 1:
+                    wrong.append(values)
+
+        threads = [threading.Thread(target=read) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        writer = api.open_map("b")
+        for value in range(1, 20):
+            writer.update_batch(dict.fromkeys(range(100, 160), value))
+            stepper.do("second 1 1")
+        end = time.monotonic() + 10
+        while 19 not in seen and time.monotonic() < end:
+            time.sleep(0.01)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert (wrong, 19 in seen) == ([], True)
+    assert api.open_map("b")[0] == 20
+
+
+def compiled(folder, text):
+    (folder / "pinned.bpf.c").write_text(text)
+    options = ["-mcpu=v3", "-O2", "-g", "-c", "-I", str(ROOT / "bpf" / "include")]
+    target = folder / "pinned.bpf.o"
+    subprocess.run([*compiler(), *options, "-o", target, folder / "pinned.bpf.c"], check=True)
+    return target
+
+
+@pytest.mark.skipif(find_spec("ziglang") is None, reason="no compiler from C to BPF")
+def test_pinned_by_name_goes_on_where_it_was(scene, tmp_path):
+    text = PROGRAM.with_suffix("").with_suffix(".bpf.c").read_text()
+    for size in ("TOTALS", "ROOM"):
+        line = f"__uint(max_entries, {size});"
+        text = text.replace(line, f"{line} __uint(pinning, LIBBPF_PIN_BY_NAME);")
+    target = compiled(tmp_path, text)
+    for number in range(3):
+        folder = tmp_path / f"run{number}"
+        folder.mkdir()
+        with running(folder, target) as (session, stepper):
+            stepper.do("first 12 5")
+            stepper.end(session)
+            assert session.maps["totals"][FIRST] == 60 * (number + 1)
+            assert sum(session.maps["blocks"].values()) == 12 * (number + 1)
+    target = compiled(tmp_path, text.replace("ROOM = 4096", "ROOM = 4095"))
+    with pytest.raises(InputError, match="max_entries is 4095, that of the map pinned as blocks"):
+        api.run(["true"], programs=target, options=api.Options(simulated=True))
+
+
+def test_the_command_line_pins(folder):
+    command = ("run", PROGRAM, "--sim", "--pin", "totals=t", "--pin", "blocks", "--", *workload())
+    done = egpu(*command)
+    assert done.returncode == 0, done.stderr
+    _, (totals,) = dumped("t")
+    _, (blocks,) = dumped("blocks")
+    assert sum(blocks.values()) == totals[PRESENT] > 0
+    assert (
+        "has no map 'nothing'"
+        in egpu("run", PROGRAM, "--sim", "--pin", "nothing", "--", "true").stderr
+    )
+    wrong = egpu("run", PROGRAM, "--sim", "--pin", "totals=a/b", "--", "true")
+    assert (wrong.returncode, "is no name of a pin" in wrong.stderr) == (2, True)
+
+
+def test_a_folder_that_others_can_reach_is_refused(folder, scene):
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o755)
+    assert "can be reached by other users" in said("list", code=1)
+    with start(scene) as (session, stepper):  # the workload first: it runs all the same
+        stepper.do("second 1 1")
+        with pytest.raises(InputError, match="can be reached by other users"):
+            session.pin("blocks", "b")
+    assert session.maps["totals"].spec.name == "totals"
+    assert SECOND == 1
+
+
+def test_damaged_pins(folder):
+    assert list_maps() == []
+    for name, data in [("a", b""), ("b", b"\xff" * 100), ("c", b"egpu live pin 1\n{}")]:
+        (folder / "pins" / name).write_bytes(data)
+        assert "Traceback" not in said("dump", name, code=1)
+    assert [row.state for row in list_maps()] == ["damaged"] * 3
+    for name in "abc":
+        said("unpin", name)
+    assert list_maps() == []
