@@ -77,7 +77,7 @@ POLICIES = (
         "ways that a processor takes only when it guesses",
     ),
     Policy(
-        r"BPF program is too large",
+        r"BPF program is too large|jumps is too complex",
         EVERY,
         "callbacks whose number of calls Linux counts one by one",
         frozenset({164, 181}),
