@@ -14,11 +14,7 @@ from egpu.bpf.program import PseudoSrc
 
 _CALLS = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _MAP_UPDATE, _PROG_LOAD, _BTF_LOAD, _MAP_FREEZE = 0, 2, 5, 18, 22
-<<<<<<< Updated upstream
 _ARRAY, _RINGBUF, SOCKET_FILTER, TRACEPOINT = 2, 27, 1, 5
-=======
-_ARRAY, _RING, SOCKET_FILTER, TRACEPOINT = 2, 27, 1, 5
->>>>>>> Stashed changes
 STRICT_ALIGNMENT = 1  # a flag of loading
 _LEAKY = (21, 38)  # CAP_SYS_ADMIN and CAP_PERFMON, with which programs may leak pointers
 _CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -122,13 +118,8 @@ def created(spec):
     """A file descriptor of the map that ``spec`` describes, open until exit."""
     flags = _READ_ONLY if spec.read_only else 0
     kind = _STAND_IN_MAPS.get(spec.type, spec.type)
-<<<<<<< Updated upstream
     # A ring whose records have a type in BTF: Linux knows no size of them.
     sizes = (0, 0) if kind == _RINGBUF else (spec.key_size, spec.value_size)
-=======
-    # The value of a ring is what its records are, which Linux wants to know nothing of.
-    sizes = (0, 0) if kind == _RING else (spec.key_size, spec.value_size)
->>>>>>> Stashed changes
     shape = (kind, *sizes, spec.max_entries, flags)
     descriptor, error = _bpf(_MAP_CREATE, struct.pack("<IIIII", *shape))
     if descriptor < 0:
@@ -185,13 +176,8 @@ def prologue(size):
 
 # What Linux does not know, and what stands in for it (docs/verifier.md).
 _STAND_IN_MAPS = {1501: 1, 1502: 2, 1503: 2, 1504: 2, 1512: 2, 1513: 2, 1527: 27}
-<<<<<<< Updated upstream
-_STAND_IN_HELPERS = {502: 5, 506: 5, 509: 8, 510: 8, 511: 8, 601: 8}
+_STAND_IN_HELPERS = {160: 5, 173: 174, 502: 5, 506: 5, 509: 8, 510: 8, 511: 8, 601: 8}
 # A function that writes through r1 to r3 what nobody knows.
-=======
-_STAND_IN_HELPERS = {160: 5, 173: 174, 502: 5, 506: 5, 509: 8, 510: 8, 511: 8}
-# Functions that do what a helper does: write through pointers what nobody knows, read a text.
->>>>>>> Stashed changes
 _VECTOR_BODY = """
 mov %r6, %r1
 mov %r7, %r2
@@ -203,50 +189,30 @@ stxdw [%r8], %r0
 mov %r0, 0
 exit
 """
-<<<<<<< Updated upstream
 _MAXIMUM_BODY = "lock add [%r1], %r2\nmov %r0, 0\nexit"
-_STAND_IN_FUNCTIONS = {_VECTOR_BODY: frozenset({503, 504, 505, 508}), _MAXIMUM_BODY: {600}}
-=======
-_ARGUMENT_BODY = """
-mov %r6, %r3
-call 5
-stxdw [%r6], %r0
-mov %r0, 0
-exit
-"""
-_TEXT_BODY = """
-ldxb %r0, [%r1]
-exit
-"""
-_BODIES = {183: _ARGUMENT_BODY, 501: _TEXT_BODY}
-_BODIES |= dict.fromkeys((503, 504, 505, 508), _VECTOR_BODY)
->>>>>>> Stashed changes
+# The same for r3 alone, and one that reads a text.
+_ARGUMENT_BODY = "mov %r6, %r3\ncall 5\nstxdw [%r6], %r0\nmov %r0, 0\nexit"
+_TEXT_BODY = "ldxb %r0, [%r1]\nexit"
+_STAND_IN_FUNCTIONS = {
+    _VECTOR_BODY: frozenset({503, 504, 505, 508}),
+    _MAXIMUM_BODY: {600},
+    _ARGUMENT_BODY: {183},
+    _TEXT_BODY: {501},
+}
 
 
 def stood_in(code):
-    """``code`` with helpers that Linux lacks replaced by what it has."""
+    """``code`` with helpers from 501 replaced by what Linux has."""
     out = list(code)
     for pc, insn, _ in instructions(code):
         if _is_helper(insn, _STAND_IN_HELPERS):
             out[pc] = replace(insn, imm=_STAND_IN_HELPERS[insn.imm])
-<<<<<<< Updated upstream
     for body, numbers in _STAND_IN_FUNCTIONS.items():
         calls = [pc for pc, insn, _ in instructions(code) if _is_helper(insn, numbers)]
         for pc in calls:
             out[pc] = replace(code[pc], src=CallSrc.LOCAL, imm=len(out) - pc - 1)
         if calls:
             out += assemble(body)
-=======
-    starts = {}
-    for pc, insn, _ in instructions(code):
-        if not _is_helper(insn, _BODIES):
-            continue
-        body = _BODIES[insn.imm]
-        if body not in starts:
-            starts[body] = len(out)
-            out += assemble(body)
-        out[pc] = replace(insn, src=CallSrc.LOCAL, imm=starts[body] - pc - 1)
->>>>>>> Stashed changes
     return tuple(out)
 
 
