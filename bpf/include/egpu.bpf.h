@@ -227,6 +227,8 @@ __attribute__((unused)) static long (*const bpf_map_update_elem)(void *map, cons
     (void *)2;
 __attribute__((unused)) static long (*const bpf_map_delete_elem)(void *map, const void *key) =
     (void *)3;
+__attribute__((unused)) static long (*const bpf_probe_read)(void *dst, __u32 size, const void *unsafe_ptr) =
+    (void *)4;
 __attribute__((unused)) static __u64 (*const bpf_ktime_get_ns)(void) =
     (void *)5;
 __attribute__((unused)) static long (*const bpf_trace_printk)(const char *fmt, __u32 fmt_size, ...) =
@@ -241,12 +243,22 @@ __attribute__((unused)) static __u64 (*const bpf_get_current_uid_gid)(void) =
     (void *)15;
 __attribute__((unused)) static long (*const bpf_get_current_comm)(void *buf, __u32 size_of_buf) =
     (void *)16;
+__attribute__((unused)) static long (*const bpf_probe_read_str)(void *dst, __u32 size, const void *unsafe_ptr) =
+    (void *)45;
 __attribute__((unused)) static long (*const bpf_map_push_elem)(void *map, const void *value, __u64 flags) =
     (void *)87;
 __attribute__((unused)) static long (*const bpf_map_pop_elem)(void *map, void *value) =
     (void *)88;
 __attribute__((unused)) static long (*const bpf_map_peek_elem)(void *map, void *value) =
     (void *)89;
+__attribute__((unused)) static long (*const bpf_probe_read_user)(void *dst, __u32 size, const void *unsafe_ptr) =
+    (void *)112;
+__attribute__((unused)) static long (*const bpf_probe_read_kernel)(void *dst, __u32 size, const void *unsafe_ptr) =
+    (void *)113;
+__attribute__((unused)) static long (*const bpf_probe_read_user_str)(void *dst, __u32 size, const void *unsafe_ptr) =
+    (void *)114;
+__attribute__((unused)) static long (*const bpf_probe_read_kernel_str)(void *dst, __u32 size, const void *unsafe_ptr) =
+    (void *)115;
 __attribute__((unused)) static __u64 (*const bpf_ktime_get_boot_ns)(void) =
     (void *)125;
 __attribute__((unused)) static long (*const bpf_ringbuf_output)(void *ringbuf, void *data, __u64 size, __u64 flags) =

@@ -1,5 +1,5 @@
 /* What the agent's parts share.  Lock order: resolve before arena; a driver call is made under
- * neither, except by the arena code, which owns its private streams. */
+ * neither, except by the arena code, which owns its private streams.  Allocations before arena. */
 #ifndef EGPU_AGENT_H
 #define EGPU_AGENT_H
 
@@ -149,6 +149,7 @@ struct arena {
     uint64_t snapshot_offset, snapshot_due;
     bool copying;      /* a snapshot is on its way */
     bool requested;    /* by the session */
+    uint64_t allocations, allocations_state; /* the table's offset (0: none), its last state */
     CUfunction clock;  /* writes the device's clock; NULL: not compared */
     uint64_t clock_offset, clock_compared;
     bool complete;     /* the last waited-for snapshot was copied whole */
@@ -244,6 +245,10 @@ void egpu_snapshot_final(struct arena *arena);
 void egpu_enable_all(uint32_t enabled);
 void egpu_commands(struct arena *arena);
 void egpu_arena_close(struct arena *arena, bool context_alive);
+
+/* allocations.c */
+void egpu_allocations_begin(struct arena *arena);
+void egpu_allocations_drop(CUcontext context);
 
 /* clock.c */
 void egpu_clock_begin(struct arena *arena);

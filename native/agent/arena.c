@@ -299,6 +299,12 @@ static const char *set_up(struct arena *arena)
     arena->device_size = answer.device_size;
     arena->host_size = answer.host_size;
     arena->sm_slots = answer.sm_slots;
+    arena->allocations = answer.allocations;
+    if (answer.allocations != 0 &&
+        (answer.allocations > answer.device_size ||
+         answer.device_size - answer.allocations <
+             EGPU_ALLOCATIONS_HEADER + 2 * EGPU_ALLOCATIONS_LIMIT * EGPU_ALLOCATIONS_ROW))
+        return "the table of allocations lies outside the arena";
     if ((failure = take_rings(arena, rings, answer.rings_size)) != NULL ||
         (failure = map_host(arena)) != NULL || (failure = allocate(arena)) != NULL ||
         (failure = write_chunks(arena, answer.init_size)) != NULL)
@@ -309,6 +315,7 @@ static const char *set_up(struct arena *arena)
 /* Not under the arena lock.  On the launching thread, in relaxed mode; 0 when ready. */
 int egpu_arena_prepare(struct arena *arena, const char **why)
 {
+    bool prepared = false;
     pthread_mutex_lock(&egpu.arena_lock);
     if (atomic_load(&arena->state) == ARENA_ANSWERED) {
         const char *failure = set_up(arena);
@@ -320,9 +327,12 @@ int egpu_arena_prepare(struct arena *arena, const char **why)
         }
         atomic_store_explicit(&arena->state, failure == NULL ? ARENA_READY : ARENA_FAILED,
                               memory_order_release);
+        prepared = failure == NULL;
     }
     int state = atomic_load(&arena->state);
     pthread_mutex_unlock(&egpu.arena_lock);
+    if (prepared)
+        egpu_allocations_begin(arena);
     if (state != ARENA_READY)
         *why = "there is no map memory for this context";
     return state == ARENA_READY ? 0 : -1;

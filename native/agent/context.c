@@ -46,6 +46,7 @@ static CUresult destroy(CUcontext context, CUresult (*real)(CUcontext))
     struct quiet quiet = egpu_quiet();
     egpu_finish(context);
     egpu_drop_context(context);
+    egpu_allocations_drop(context);
     pthread_mutex_lock(&egpu.arena_lock);
     struct arena *arena = arena_of(context);
     if (arena != NULL) {
@@ -91,8 +92,10 @@ static CUresult let_go(CUdevice device, CUresult (*real)(CUdevice))
         atomic_store(&arena->state, ARENA_GONE);
     }
     pthread_mutex_unlock(&egpu.arena_lock);
-    if (gone)
+    if (gone) {
         egpu_drop_context(arena->context);
+        egpu_allocations_drop(arena->context);
+    }
     egpu_loud(quiet);
     return result;
 }

@@ -64,6 +64,10 @@
   HOOK(cuGraphAddNode_v2, cuGraphAddNode, 12030, 0, (CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const void *edges, size_t count, CUgraphNodeParams *p)) \
   HOOK(cuGraphNodeSetParams, cuGraphNodeSetParams, 12020, 0, (CUgraphNode node, CUgraphNodeParams *p)) \
   HOOK(cuGraphExecNodeSetParams, cuGraphExecNodeSetParams, 12020, 0, (CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *p)) \
+  HOOK(cuMemAlloc_v2, cuMemAlloc, 3020, 0, (CUdeviceptr *address, size_t size)) \
+  HOOK(cuMemAllocPitch_v2, cuMemAllocPitch, 3020, 0, (CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element)) \
+  HOOK(cuMemAllocManaged, cuMemAllocManaged, 6000, 0, (CUdeviceptr *address, size_t size, unsigned flags)) \
+  HOOK(cuMemFree_v2, cuMemFree, 3020, 0, (CUdeviceptr address)) \
   HOOK(cuCtxDestroy, cuCtxDestroy, 2000, 0, (CUcontext context)) \
   HOOK(cuCtxDestroy_v2, cuCtxDestroy, 4000, 0, (CUcontext context)) \
   HOOK(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease, 7000, 0, (CUdevice device)) \
@@ -81,8 +85,6 @@
   USE(cuDeviceGetName, (char *name, int length, CUdevice device)) \
   USE(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *active)) \
   USE(cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device)) \
-  USE(cuMemAlloc_v2, (CUdeviceptr *address, size_t size)) \
-  USE(cuMemFree_v2, (CUdeviceptr address)) \
   USE(cuMemHostRegister_v2, (void *memory, size_t size, unsigned flags)) \
   USE(cuMemHostUnregister, (void *memory)) \
   USE(cuMemHostGetDevicePointer_v2, (CUdeviceptr *address, void *memory, unsigned flags)) \

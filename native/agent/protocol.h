@@ -56,6 +56,7 @@ enum egpu_reason {
 
 enum egpu_feature {
     EGPU_FEATURE_CLOCK = 1,
+    EGPU_FEATURE_ALLOCATIONS = 2,
 };
 
 enum egpu_command_error {
@@ -164,11 +165,12 @@ struct egpu_bye {
     uint32_t reserved;
 };
 
-/* answers OPEN_ARENA; file 0 is the host arena, file 1 the initial contents; rings holds rows of struct egpu_ring; followed by rings */
+/* answers OPEN_ARENA; file 0 is the host arena, file 1 the initial contents; rings holds rows of struct egpu_ring; allocations: the offset of that table, or 0; followed by rings */
 struct egpu_arena {
     uint64_t device_size;
     uint64_t host_size;
     uint64_t init_size;
+    uint64_t allocations;
     uint32_t arena;
     uint32_t sm_slots;
     uint32_t rings_size;

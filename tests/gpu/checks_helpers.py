@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 
@@ -9,6 +10,7 @@ import identity_records
 from building import HERE, Built
 from observing import egpu, plain, require
 from print_lines import documents, wrong_lines
+from read_totals import wrong_reads
 
 
 def printk(built: Built) -> str:
@@ -46,4 +48,17 @@ def ktime(built: Built) -> str:
     return f"{len(records):,} records; within {error / 1e3:.1f} us, {drift / 1e3:+.1f} us later"
 
 
-CHECKS = (printk, ktime)
+def probe_read(built: Built) -> str:
+    """The workload's inputs read by every thread; nothing beyond them, and no fault."""
+    size, launches = 1_000_003, 5
+    workload = [str(built.demo), "--launches", str(launches), "--size", str(size), "--json"]
+    program = str(HERE / "probes" / "reads.bpf.o")
+    options = ("--json", "--allow-occupancy-loss")
+    run = plain(egpu("run", program, *options, "--", *workload), timeout=120)
+    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
+    wrong = wrong_reads(json.loads(run.output.strip().splitlines()[-1]), size, launches)
+    require(not wrong, "; ".join(wrong))
+    return f"{5 * size * launches:,} reads exact"
+
+
+CHECKS = (printk, ktime, probe_read)

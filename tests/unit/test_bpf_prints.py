@@ -11,14 +11,12 @@ from egpu.bpf.insn import program_from_code
 from egpu.bpf.interp import run
 from egpu.bpf.interp_helpers import MapState
 from egpu.bpf.maptypes import MapType
+from egpu.bpf.own_maps import PRINT_RING, own_map, with_own_maps
 from egpu.bpf.print_format import parse_format
 from egpu.bpf.prints import (
     HEADER,
-    PRINT_RING,
     PrintCall,
     decode_record,
-    print_ring,
-    with_print_ring,
 )
 from egpu.bpf.program import AttachKind, AttachPoint, MapSpec
 from egpu.codegen import HostArenas, run_host
@@ -93,7 +91,7 @@ def program(text, form=b"", attach=ENTRY):
         MapSpec(".rodata", MapType.ARRAY, 4, len(data), 1, initial=data, read_only=True),
         MapSpec("values", MapType.ARRAY, 4, 16, 1, initial=b"of a map\0"),
     )
-    return with_print_ring(program_from_code(assemble(text), maps=maps, attach=attach))
+    return with_own_maps(program_from_code(assemble(text), maps=maps, attach=attach))
 
 
 def in_registers(form, values):
@@ -117,14 +115,14 @@ def in_array(form, values):
 def by_interpreter(made):
     states = [MapState(spec) for spec in made.maps]
     result = run(made, context=bytes(4384), maps=states)
-    return result, [record.decode() for record in states[print_ring(made.maps)].records]
+    return result, [record.decode() for record in states[own_map(made.maps, PRINT_RING)].records]
 
 
 def by_host(made):
     verified = verify(made)
     arenas = HostArenas(verified)
     result = run_host(verified, bytearray(), arenas=arenas)
-    place = arenas.layout.places[print_ring(made.maps)]
+    place = arenas.layout.places[own_map(made.maps, PRINT_RING)]
 
     reader = _reader(arenas, place, made)
     calls = {call.site: call for call in verified.facts.prints.values()}
@@ -301,5 +299,5 @@ def test_without_a_ring_nothing_compiles():
 def test_the_ring_comes_once_and_only_where_it_is_needed():
     made = program(in_registers(b"a", []), b"a")
     assert [spec.name for spec in made.maps] == [".rodata", "values", PRINT_RING]
-    assert with_print_ring(made) is made
-    assert print_ring(program("mov %r0, 0\nexit").maps) is None
+    assert with_own_maps(made) is made
+    assert own_map(program("mov %r0, 0\nexit").maps, PRINT_RING) is None

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from egpu.agent import protocol as wire
+from egpu.bpf import own_maps
 from egpu.maps import layout
 
 NATIVE = Path(__file__).resolve().parents[3] / "native" / "agent"
@@ -83,6 +84,8 @@ def layout_header() -> str:
         "READER_STRIDE",
     ):
         lines.append(f"#define EGPU_{name} {getattr(layout, name)}u")
+    for name in ("ALLOCATIONS_HEADER", "ALLOCATIONS_LIMIT", "ALLOCATIONS_ROW"):
+        lines.append(f"#define EGPU_{name} {getattr(own_maps, name)}u")
     lines.append(f"#define EGPU_ARENA_MAGIC 0x{layout.ARENA_MAGIC:016x}u")
     lines.append(f"#define EGPU_HOST_MAGIC 0x{layout.HOST_MAGIC:016x}u")
     for table in ("LAUNCH_BLOCK", "ARENA_HEADER", "RING_CONTROL", "HOST_CONTROL"):

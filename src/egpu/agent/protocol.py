@@ -99,8 +99,10 @@ MESSAGES: Final = (
              ("snapshot_ms", "u32"), ("exit_wait_ms", "u32"), ("features", "u32")), files=1),
     Message(Kind.BYE, "the session will not serve this process", (), ("reason",)),
     Message(Kind.ARENA, "answers OPEN_ARENA; file 0 is the host arena, file 1 the initial "
-            "contents; rings holds rows of struct egpu_ring",
+            "contents; rings holds rows of struct egpu_ring; allocations: the offset of that "
+            "table, or 0",
             (("device_size", "u64"), ("host_size", "u64"), ("init_size", "u64"),
+             ("allocations", "u64"),
              ("arena", "u32"), ("sm_slots", "u32")), ("rings",), files=2),
     Message(Kind.ARENA_REFUSED, "answers OPEN_ARENA", (("arena", "u32"),), ("reason",)),
     Message(Kind.TWIN, "answers RESOLVE; file 0 is the image (PTX ends with a NUL); globals are "
@@ -164,6 +166,7 @@ class Feature(enum.IntFlag):
     """What programs use of the agent beyond maps, so that nobody else pays for it."""
 
     CLOCK = 1        # the device's clock against the host's
+    ALLOCATIONS = 2  # a table of the process's device memory
 
 
 class CommandError(enum.IntEnum):

@@ -347,6 +347,7 @@ class Server:
                 init_size=len(init),
                 arena=number,
                 sm_slots=setup.sm_slots,
+                allocations=setup.allocations,
             )
             with channel.file_of("egpu-maps", init) as file:
                 peer.send(message, (setup.host_fd, file))

@@ -89,6 +89,8 @@ class ArenaSetup:
     ``host_fd``: a memfd of ``host_size`` bytes with its control page filled in; the server sends a
     duplicate, the broker keeps its own.  ``chunks``: initial contents of the device arena as
     (offset, bytes); everything else is zero and the header is the agent's.
+    ``allocations``: offset of the table of allocations (egpu.bpf.own_maps) in the device arena, 0
+    for none.
     """
 
     device_size: int
@@ -97,6 +99,7 @@ class ArenaSetup:
     sm_slots: int
     chunks: Sequence[tuple[int, bytes]] = ()
     rings: Sequence[RingTable] = ()
+    allocations: int = 0
 
 
 @dataclass(frozen=True, slots=True)

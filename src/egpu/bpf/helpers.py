@@ -101,6 +101,20 @@ _A = Arg
 _XYZ = (Arg.OUT_U64, Arg.OUT_U64, Arg.OUT_U64)
 _XYZ_C = "long (*%s)(__u64 *x, __u64 *y, __u64 *z)"
 
+_FROM = (Arg.WRITE, Arg.SIZE, Arg.ANYTHING)
+
+
+def _probe_read(number: int, name: str) -> Helper:
+    """One of the helpers that read the workload's memory: a GPU has one space of addresses."""
+    prototype = "long (*%s)(void *dst, __u32 size, const void *unsafe_ptr)"
+    return Helper(number, name, _FROM, Ret.SCALAR, prototype, "probe_read", 320, memory=64)
+
+
+def _probe_read_text(number: int, name: str) -> Helper:
+    prototype = "long (*%s)(void *dst, __u32 size, const void *unsafe_ptr)"
+    return Helper(number, name, _FROM, Ret.SCALAR, prototype, "probe_read_text", 2000, memory=280)
+
+
 # fmt: off
 _ROWS: tuple[Helper, ...] = (
     Helper(1, "bpf_map_lookup_elem", (_A.MAP, _A.KEY), Ret.MAP_VALUE_OR_NULL,
@@ -110,6 +124,7 @@ _ROWS: tuple[Helper, ...] = (
            24, map_types=_KEYED, memory=4),
     Helper(3, "bpf_map_delete_elem", (_A.MAP, _A.KEY), Ret.SCALAR,
            "long (*%s)(void *map, const void *key)", "map_delete", 2, map_types=_KEYED),
+    _probe_read(4, "bpf_probe_read"),
     Helper(5, "bpf_ktime_get_ns", (), Ret.SCALAR, "__u64 (*%s)(void)", "ktime_get_ns", 4, memory=1),
     Helper(6, "bpf_trace_printk", (_A.FORMAT, _A.FORMAT_SIZE, _A.PRINTED, _A.PRINTED, _A.PRINTED),
            Ret.SCALAR, "long (*%s)(const char *fmt, __u32 fmt_size, ...)", "print", 240,
@@ -125,6 +140,7 @@ _ROWS: tuple[Helper, ...] = (
     Helper(16, "bpf_get_current_comm", (_A.WRITE, _A.SIZE), Ret.SCALAR,
            "long (*%s)(void *buf, __u32 size_of_buf)", "comm", 32, memory=4, uniform=True,
            launch=True),
+    _probe_read_text(45, "bpf_probe_read_str"),
     Helper(87, "bpf_map_push_elem", (_A.MAP, _A.VALUE, _A.SCALAR), Ret.SCALAR,
            "long (*%s)(void *map, const void *value, __u64 flags)", "map_push", 64,
            map_types=_PUSHED, memory=4, atomics=5),
@@ -133,6 +149,10 @@ _ROWS: tuple[Helper, ...] = (
            atomics=2),
     Helper(89, "bpf_map_peek_elem", (_A.MAP, _A.OUT_VALUE), Ret.SCALAR,
            "long (*%s)(void *map, void *value)", "map_peek", 48, map_types=_PUSHED, memory=15),
+    _probe_read(112, "bpf_probe_read_user"),
+    _probe_read(113, "bpf_probe_read_kernel"),
+    _probe_read_text(114, "bpf_probe_read_user_str"),
+    _probe_read_text(115, "bpf_probe_read_kernel_str"),
     Helper(125, "bpf_ktime_get_boot_ns", (), Ret.SCALAR, "__u64 (*%s)(void)", "ktime_get_ns", 4,
            memory=1),
     Helper(130, "bpf_ringbuf_output", (_A.MAP, _A.READ, _A.SIZE, _A.SCALAR), Ret.SCALAR,
@@ -196,12 +216,6 @@ _ROWS: tuple[Helper, ...] = (
 # fmt: on
 
 HELPERS: dict[int, Helper] = {row.id: row for row in _ROWS}
-
-
-def prints(number: int) -> bool:
-    """Whether helper ``number`` sends a line to the terminal."""
-    helper = HELPERS.get(number)
-    return helper is not None and helper.body == "print"
 
 
 def calls_back(number: int) -> bool:

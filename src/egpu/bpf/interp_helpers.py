@@ -45,6 +45,7 @@ class Place:
     comm: bytes = b"egpu"
     kernel: int = 0
     parameters: tuple[int, ...] = ()
+    allocations: Mapping[int, bytes] = field(default_factory=dict)  # the workload's, by address
     seed: int = 1
 
     @property
@@ -305,6 +306,29 @@ def _comm(machine: Machine, args: Sequence[int]) -> int:
     return 0
 
 
+def _workload(machine: Machine, address: int) -> bytes:
+    """What can be read of the workload's memory from ``address`` on."""
+    for start, data in machine.place.allocations.items():
+        if start <= address < start + len(data):
+            return data[address - start :]
+    return b""
+
+
+def _probe_read(machine: Machine, args: Sequence[int]) -> int:
+    found = _workload(machine, args[2])[: args[1]]
+    good = len(found) == args[1]
+    machine.space.view(args[0], args[1], write=True)[:] = found if good else bytes(args[1])
+    return 0 if good else -errno.EFAULT
+
+
+def _probe_read_text(machine: Machine, args: Sequence[int]) -> int:
+    found, end, _ = _workload(machine, args[2])[: args[1] - 1].partition(b"\0")
+    good = bool(end) or len(found) == args[1] - 1
+    text = found if good else b""
+    machine.space.view(args[0], args[1], write=True)[:] = text.ljust(args[1], b"\0")
+    return len(found) + 1 if good else -errno.EFAULT
+
+
 def _cookie(machine: Machine, args: Sequence[int]) -> int:
     return machine.program.cookie
 
@@ -363,6 +387,12 @@ _BY_NAME: dict[str, Callable[[Machine, Sequence[int]], int]] = {
     "bpf_get_current_comm": _comm,
     "bpf_ktime_get_boot_ns": _clock,
     "bpf_ktime_get_coarse_ns": _clock,
+    "bpf_probe_read": _probe_read,
+    "bpf_probe_read_str": _probe_read_text,
+    "bpf_probe_read_user": _probe_read,
+    "bpf_probe_read_kernel": _probe_read,
+    "bpf_probe_read_user_str": _probe_read_text,
+    "bpf_probe_read_kernel_str": _probe_read_text,
     "bpf_get_func_ip": _place(lambda place: place.kernel),
     "bpf_get_attach_cookie": _cookie,
     "bpf_get_func_arg": _parameter,

@@ -6,8 +6,9 @@ import errno
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from egpu.bpf.own_maps import PRINT_RING, own_map
 from egpu.bpf.print_format import Format, Shown, parse_format
-from egpu.bpf.prints import TEXT_LIMIT, print_ring
+from egpu.bpf.prints import TEXT_LIMIT
 from egpu.errors import DeviceFault, InputError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _text(machine: Machine, address: int) -> bytes:
 
 
 def _line(machine: Machine, text: str) -> int:
-    ring = print_ring(machine.program.maps)
+    ring = own_map(machine.program.maps, PRINT_RING)
     if ring is not None:
         machine.maps[ring].records.append(text.encode())
     return 0

@@ -1,4 +1,4 @@
-"""What bpf_printk sends from a device: one record for each line, and the ring that holds them.
+"""What bpf_printk sends from a device: one record for each line.
 
 A record does not carry its format: the verifier knows it, and the record names it by a number that
 follows from it (``PrintCall.site``)::
@@ -18,16 +18,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from egpu.bpf import isa
-from egpu.bpf.helpers import prints
-from egpu.bpf.maptypes import MapType
 from egpu.bpf.print_format import parse_format
-from egpu.bpf.program import MapSpec, Program
 
-PRINT_RING = ".printk"  # no C identifier: never a map of an object
-PRINT_RING_SIZE = 4 << 20  # bytes, over all SMs
 TEXT_LIMIT = 64  # bytes of one %s
 VALUES_LIMIT = 12  # as Linux (MAX_BPRINTF_VARARGS)
 HEADER = struct.Struct("<QQQII3I3I")
@@ -89,27 +83,3 @@ def decode_record(record: bytes, calls: Mapping[int, PrintCall]) -> Printed | No
         values.append(part if size else int.from_bytes(part, "little"))
     text = parse_format(call.format.encode() + b"\0").render(values)
     return Printed(time, launch, kernel, sm, (*place[:3],), (*place[3:],), text)
-
-
-def with_print_ring(program: Program) -> Program:
-    """``program`` with the ring that its prints need as its last map, if it prints."""
-    if print_ring(program.maps) is not None or not _prints(program):
-        return program
-    return replace(program, maps=(*program.maps, ring_spec()))
-
-
-def ring_spec() -> MapSpec:
-    """The ring of a session's prints."""
-    return MapSpec(PRINT_RING, MapType.RINGBUF, 0, 0, PRINT_RING_SIZE)
-
-
-def print_ring(maps: tuple[MapSpec, ...]) -> int | None:
-    """The index of the ring of prints, None if there is none."""
-    return next((index for index, spec in enumerate(maps) if spec.name == PRINT_RING), None)
-
-
-def _prints(program: Program) -> bool:
-    return any(
-        insn.opcode == isa.CALL and insn.src == isa.CallSrc.HELPER and prints(insn.imm)
-        for _, insn, _ in isa.instructions(program.code)
-    )

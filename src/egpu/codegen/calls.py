@@ -26,6 +26,7 @@ from egpu.codegen.identity import (
 )
 from egpu.codegen.library_ring import DISCARD
 from egpu.codegen.prints import print_line
+from egpu.codegen.probe_read import probe_read
 from egpu.codegen.rings import ring_commit, ring_output, ring_query, ring_reserve
 from egpu.codegen.scope import Scope
 from egpu.errors import InternalError, UnsupportedError
@@ -128,6 +129,8 @@ _BODIES: dict[str, Callable[[Call], str | None]] = {
     "map_peek":        _of_map("map_peek"),
     "globaltimer":     _register("globaltimer", 64),
     "print":           print_line,
+    "probe_read":      probe_read("probe_read"),
+    "probe_read_text": probe_read("probe_read_text"),
     "prandom_u32":     _register("prandom", 64),
     "sm_id":           _sm,
     "pid_tgid":        pid_tgid,

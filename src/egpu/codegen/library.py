@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 
+from egpu.codegen.library_memory import MEMORY_FUNCTIONS
 from egpu.codegen.library_ring import RING_FUNCTIONS
 from egpu.codegen.primitives import ATTRIBUTES, DECLARATIONS, Together, primitives
 from egpu.codegen.targets import Machine
@@ -115,7 +116,9 @@ def _named(*texts: str) -> dict[str, str]:
     return {text.split("@", 1)[1].split("(", 1)[0]: text for text in texts}
 
 
-BODIES: dict[str, str] = _named(_SHUFFLE64, *RING_FUNCTIONS, _THREAD_NUMBER, _PRANDOM)
+BODIES: dict[str, str] = _named(
+    _SHUFFLE64, *RING_FUNCTIONS, *MEMORY_FUNCTIONS, _THREAD_NUMBER, _PRANDOM
+)
 
 _REFERENCE = re.compile(r"@(egpu\.[a-z_0-9]+)\(")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from egpu.bpf.helpers import Arg
+from egpu.bpf.own_maps import PRINT_RING, own_map
 from egpu.bpf.prints import (
     BLOCK,
     KERNEL,
@@ -11,7 +12,6 @@ from egpu.bpf.prints import (
     SM,
     THREAD,
     TIME,
-    print_ring,
 )
 from egpu.codegen.helper_call import Call, argument_place, copy
 from egpu.codegen.ir import GENERIC, GLOBAL
@@ -29,12 +29,12 @@ def print_line(call: Call) -> str:
     """0, or -EAGAIN where the ring is full (Linux gives the length, which no device knows)."""
     scope, body = call.scope, call.scope.body
     verified = scope.unit.verified
-    index = print_ring(verified.program.maps)
+    index = own_map(verified.program.maps, PRINT_RING)
     if index is None:
         raise UnsupportedError(
             f"program {verified.program.name}, instruction {call.pc}: {call.helper.name} without a "
             "ring to print to",
-            needs="egpu.bpf.prints.with_print_ring before it is verified",
+            needs="egpu.bpf.own_maps.with_own_maps before it is verified",
         )
     shown = verified.facts.prints[call.pc]
     arguments = ring_arguments(ring_at(scope, index), str(shown.size))

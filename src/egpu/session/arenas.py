@@ -11,7 +11,7 @@ from functools import partial
 from egpu.agent import ArenaLink
 from egpu.agent.twin import ArenaSetup, DeviceInfo
 from egpu.bpf.maptypes import THREAD_SLOTS, Storage, traits
-from egpu.bpf.prints import PRINT_RING
+from egpu.bpf.own_maps import ALLOCATIONS, PRINT_RING, SPECS, own_map
 from egpu.bpf.program import MapSpec
 from egpu.maps import (
     ArenaLayout,
@@ -100,6 +100,7 @@ class Arenas:
             writer = ArenaWriter(host, layout, link)
             with self._lock:
                 self._arenas.append(Arena(pid, device, layout, host, rings, writer))
+        table = own_map(self.maps, ALLOCATIONS)
         return ArenaSetup(
             device_size=layout.device_size,
             chunks=tuple(initial),
@@ -107,6 +108,7 @@ class Arenas:
             host_size=layout.host_size,
             rings=ring_table(layout),
             sm_slots=layout.sm_slots,
+            allocations=0 if table is None else layout.places[table].offset,
         )
 
     def _keep_ended(self) -> None:
@@ -217,7 +219,7 @@ class Maps(Mapping[str, "View"]):
         return found if isinstance(found, Ring) else None
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._specs if name != PRINT_RING)
+        return (name for name in self._specs if name not in SPECS)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -11,7 +11,11 @@ from egpu.bpf.helpers import HELPERS
 from egpu.session.arenas import Arena
 from egpu.verifier import VerifiedProgram
 
-_BY_BODY = {"ktime_get_ns": Feature.CLOCK}  # device bodies of helpers
+_BY_BODY = {
+    "ktime_get_ns": Feature.CLOCK,
+    "probe_read": Feature.ALLOCATIONS,
+    "probe_read_text": Feature.ALLOCATIONS,
+}  # device bodies of helpers
 
 
 @dataclass(frozen=True, slots=True)

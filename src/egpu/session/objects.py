@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from egpu.bpf.prints import ring_spec, with_print_ring
+from egpu.bpf.own_maps import SPECS, missing_maps
 from egpu.bpf.program import AttachKind, Insn, MapSpec, Object, Program, PseudoSrc
 from egpu.errors import InputError, UnsupportedError
 
@@ -65,8 +65,8 @@ def _cookie(value: int, name: str) -> int:
 def combine(objects: Sequence[Object]) -> Collection:
     """Merge ``objects``; InputError if there is no program that can be attached to a kernel."""
     maps = tuple(spec for obj in objects for spec in obj.maps)
-    if any(with_print_ring(program) is not program for obj in objects for program in obj.programs):
-        maps = (*maps, ring_spec())
+    needed = {name for obj in objects for each in obj.programs for name in missing_maps(each)}
+    maps = (*maps, *(spec for name, spec in SPECS.items() if name in needed))
     programs: list[Program] = []
     base = 0
     for obj in objects:

@@ -19,16 +19,13 @@ from egpu.verifier.state import Pointer, State
 from egpu.verifier.structure import Step
 from egpu.verifier.verified import Policy, Region
 
-_CHECKED = "reach memory through pointers that are checked"
 # Linux helpers that egpu has no row for and that people will try (uapi/linux/bpf.h).
 _REFUSED: dict[int, tuple[str, str]] = {
-    4:   ("bpf_probe_read: nobody checks where the address leads", _CHECKED),
     12:  ("bpf_tail_call: probes do not jump to other programs", "call a static function"),
     25:  ("bpf_perf_event_output: there is no such buffer", "use a ring buffer"),
     27:  ("bpf_get_stackid: kernels have no stack trace", "write the indices to a record"),
     93:  ("bpf_spin_lock: lanes of a warp that wait for each other never end", "use atomics"),
     94:  ("bpf_spin_unlock: lanes of a warp that wait for each other never end", "use atomics"),
-    113: ("bpf_probe_read_kernel: nobody checks where the address leads", _CHECKED),
 }  # fmt: skip
 
 

@@ -1,0 +1,63 @@
+"""Maps that egpu adds to a program because helpers that it calls need them.
+
+Their names are no C identifiers, so no object has them; sessions do not show them.
+
+``.allocations`` tells probes which memory they may read: the process's allocations in one context,
+as the agent sees them come and go::
+
+    0     u64 state: bits 0-15 rows, bit 16 which half holds them, bits 32-63 counts changes
+    64    half 0: ALLOCATIONS_LIMIT rows of u64 start, u64 end, by start; they do not overlap
+    ...   half 1
+
+The agent writes the half that is not in use, then the state.  A reader whose state is the same
+before and after has seen one half unchanged: the one after the next would have begun to write it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from egpu.bpf import isa
+from egpu.bpf.helpers import HELPERS
+from egpu.bpf.maptypes import MapType
+from egpu.bpf.program import MapSpec, Program
+
+PRINT_RING = ".printk"
+PRINT_RING_SIZE = 4 << 20  # bytes, over all SMs
+ALLOCATIONS = ".allocations"
+ALLOCATIONS_LIMIT = 4096  # rows of one half
+ALLOCATIONS_HEADER = 64  # bytes
+ALLOCATIONS_ROW = 16
+
+_ALLOCATIONS_SIZE = ALLOCATIONS_HEADER + 2 * ALLOCATIONS_LIMIT * ALLOCATIONS_ROW
+SPECS: dict[str, MapSpec] = {
+    PRINT_RING: MapSpec(PRINT_RING, MapType.RINGBUF, 0, 0, PRINT_RING_SIZE),
+    ALLOCATIONS: MapSpec(ALLOCATIONS, MapType.ARRAY, 4, _ALLOCATIONS_SIZE, 1),
+}
+_NEEDED: dict[str, str] = {  # by the device bodies of helpers
+    "print": PRINT_RING,
+    "probe_read": ALLOCATIONS,
+    "probe_read_text": ALLOCATIONS,
+}
+
+
+def with_own_maps(program: Program) -> Program:
+    """``program`` with the maps that its helpers need behind its own."""
+    added = tuple(SPECS[name] for name in missing_maps(program))
+    return replace(program, maps=(*program.maps, *added)) if added else program
+
+
+def missing_maps(program: Program) -> tuple[str, ...]:
+    """Names of the maps that helpers of ``program`` need and it does not have."""
+    bodies = {
+        HELPERS[insn.imm].body
+        for _, insn, _ in isa.instructions(program.code)
+        if insn.opcode == isa.CALL and insn.src == isa.CallSrc.HELPER and insn.imm in HELPERS
+    }
+    needed = {_NEEDED[body] for body in bodies & _NEEDED.keys()}
+    return tuple(name for name in SPECS if name in needed and own_map(program.maps, name) is None)
+
+
+def own_map(maps: tuple[MapSpec, ...], name: str) -> int | None:
+    """The index of the map of that name, None if there is none."""
+    return next((index for index, spec in enumerate(maps) if spec.name == name), None)
