@@ -6,14 +6,14 @@ the ``perfetto`` package.  Names and texts are interned: each stands in the file
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, BinaryIO
 
 from egpu.errors import UnsupportedError
 from egpu.timeline import Slice, Timeline, Track
 
 if TYPE_CHECKING:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
 _SEQUENCE = 1  # everything comes from one writer
 _ROOT = 1000  # uuid of the first track: 0 means the trace's own
@@ -33,103 +33,89 @@ def require_perfetto() -> None:
 def write_perfetto(timeline: Timeline, stream: BinaryIO) -> int:
     """Write ``timeline``; the number of slices.  UnsupportedError without the package."""
     require_perfetto()
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace  # noqa: PLC0415
-
-    writer = _Writer()
-    chunk = Trace()
-    for packet in writer.packets(timeline):
-        chunk.packet.append(packet)
-        if len(chunk.packet) >= _CHUNK:
-            stream.write(chunk.SerializeToString())
-            chunk = Trace()  # messages that follow each other in a file are merged
-    stream.write(chunk.SerializeToString())
+    writer = _Writer(stream)
+    writer.tracks(timeline.tracks)
+    writer.events(timeline.slices)
+    writer.flush()
     return writer.slices
 
 
 class _Writer:
-    """The packets of one trace, and what is interned so far."""
+    """One trace on its way into a file, and what is interned so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
+        from perfetto.protos.perfetto.trace import perfetto_trace_pb2  # noqa: PLC0415
+
         self.slices = 0
+        self._messages = perfetto_trace_pb2
+        self._stream = stream
         self._names: dict[str, int] = {}
         self._keys: dict[str, int] = {}
         self._texts: dict[str, int] = {}
+        self._chunk = perfetto_trace_pb2.Trace()
+        first = self._packet()
+        first.sequence_flags = first.SEQ_INCREMENTAL_STATE_CLEARED
 
-    def packets(self, timeline: Timeline) -> Iterator[TracePacket]:
-        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # noqa: PLC0415
-            TracePacket,
-        )
+    def flush(self) -> None:
+        """Write what is waiting; messages that follow each other in a file are merged."""
+        self._stream.write(self._chunk.SerializeToString())
+        self._chunk = self._messages.Trace()
 
-        first = TracePacket(trusted_packet_sequence_id=_SEQUENCE)
-        first.sequence_flags = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
-        yield first
-        yield from self._descriptors(timeline.tracks)
-        yield from self._events(timeline.slices)
-
-    def _descriptors(self, tracks: Iterable[Track]) -> Iterator[TracePacket]:
-        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # noqa: PLC0415
-            TracePacket,
-            TrackDescriptor,
-        )
-
+    def tracks(self, tracks: Iterable[Track]) -> None:
+        """Say which tracks there are."""
+        kind = self._messages.TrackDescriptor
         for place, track in enumerate(tracks):
-            packet = TracePacket(trusted_packet_sequence_id=_SEQUENCE)
-            row = packet.track_descriptor
+            row = self._packet().track_descriptor
             row.uuid = _ROOT + place
             row.name = track.name
-            row.child_ordering = TrackDescriptor.EXPLICIT
+            row.child_ordering = kind.EXPLICIT
             row.sibling_order_rank = place
             # Two slots of one name are two slots.
-            row.sibling_merge_behavior = TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
+            row.sibling_merge_behavior = kind.SIBLING_MERGE_BEHAVIOR_NONE
             if track.parent is not None:
                 row.parent_uuid = _ROOT + track.parent
-            yield packet
 
-    def _events(self, slices: Iterable[Slice]) -> Iterator[TracePacket]:
-        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # noqa: PLC0415
-            TracePacket,
-            TrackEvent,
-        )
-
+    def events(self, slices: Iterable[Slice]) -> None:
+        """A begin and an end for each slice."""
+        kind = self._messages.TrackEvent
         for each in slices:
             self.slices += 1
-            begin = TracePacket(
-                timestamp=each.start,
-                trusted_packet_sequence_id=_SEQUENCE,
-                sequence_flags=TracePacket.SEQ_NEEDS_INCREMENTAL_STATE,
-            )
-            begin.track_event.type = TrackEvent.TYPE_SLICE_BEGIN
-            begin.track_event.track_uuid = _ROOT + each.track
-            begin.track_event.name_iid = self._interned(begin, "event_names", each.name)
-            self._arguments(begin, begin.track_event, each)
-            yield begin
-            end = TracePacket(timestamp=each.end, trusted_packet_sequence_id=_SEQUENCE)
-            end.track_event.type = TrackEvent.TYPE_SLICE_END
+            begin = self._packet()
+            begin.timestamp = each.start
+            begin.sequence_flags = begin.SEQ_NEEDS_INCREMENTAL_STATE
+            event = begin.track_event
+            event.type = kind.TYPE_SLICE_BEGIN
+            event.track_uuid = _ROOT + each.track
+            event.name_iid = self._names.get(each.name) or self._name(begin, each.name)
+            for key, value in each.arguments:
+                number = self._keys.get(key) or self._key(begin, key)
+                if isinstance(value, int):
+                    event.debug_annotations.add(name_iid=number, int_value=value)
+                else:
+                    text = self._texts.get(value) or self._text(begin, value)
+                    event.debug_annotations.add(name_iid=number, string_value_iid=text)
+            end = self._packet()
+            end.timestamp = each.end
+            end.track_event.type = kind.TYPE_SLICE_END
             end.track_event.track_uuid = _ROOT + each.track
-            yield end
 
-    def _arguments(self, packet: TracePacket, event: TrackEvent, each: Slice) -> None:
-        for key, value in each.arguments:
-            row = event.debug_annotations.add()
-            row.name_iid = self._interned(packet, "debug_annotation_names", key)
-            if isinstance(value, int):
-                row.int_value = value
-            else:
-                row.string_value_iid = self._interned(
-                    packet, "debug_annotation_string_values", value
-                )
+    def _packet(self) -> TracePacket:
+        if len(self._chunk.packet) >= _CHUNK:
+            self.flush()
+        return self._chunk.packet.add(trusted_packet_sequence_id=_SEQUENCE)
 
-    def _interned(self, packet: TracePacket, table: str, text: str) -> int:
-        known = {"event_names": self._names, "debug_annotation_names": self._keys}.get(
-            table, self._texts
-        )
-        number = known.get(text)
-        if number is None:
-            number = known[text] = len(known) + 1
-            row = getattr(packet.interned_data, table).add()
-            row.iid = number
-            if table == "debug_annotation_string_values":
-                row.str = text.encode("utf-8", "replace")
-            else:
-                row.name = text
+    def _name(self, packet: TracePacket, text: str) -> int:
+        number = self._names[text] = len(self._names) + 1
+        packet.interned_data.event_names.add(iid=number, name=text)
+        return number
+
+    def _key(self, packet: TracePacket, text: str) -> int:
+        number = self._keys[text] = len(self._keys) + 1
+        packet.interned_data.debug_annotation_names.add(iid=number, name=text)
+        return number
+
+    def _text(self, packet: TracePacket, text: str) -> int:
+        number = self._texts[text] = len(self._texts) + 1
+        encoded = text.encode("utf-8", "replace")
+        packet.interned_data.debug_annotation_string_values.add(iid=number, str=encoded)
         return number

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from egpu.timeline import Slice, Timeline, Track
 from egpu.tools.blocksched.blocks import LaunchBlocks
@@ -67,24 +68,43 @@ def _lanes(rows: Sequence[_Row]) -> list[list[_Row]]:
     return lanes
 
 
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """What the slices of a launch have in common, and its blocks' indices by their place."""
+
+    label: str
+    grid: tuple[int, int, int]
+    arguments: tuple[tuple[str, int | str], ...]
+    index: list[int]
+    sm: list[int]
+
+
+def _common(run: Run, each: LaunchBlocks) -> _Launch:
+    arguments = (
+        ("kernel", run.name(each.kernel_id)),
+        ("kernel_id", each.kernel_id),
+        ("launch_id", each.launch),
+        ("replay", each.replay),
+        ("threads", int(each.blocks["threads"][0])),
+    )
+    indices, sms = each.blocks["index"].tolist(), each.blocks["sm"].tolist()
+    return _Launch(run.label(each.kernel_id), each.grid, arguments, indices, sms)
+
+
 def _slices(
     run: Run, launches: Sequence[LaunchBlocks], lanes: Sequence[tuple[int, list[_Row]]]
 ) -> Iterator[Slice]:
+    common = [_common(run, each) for each in launches]
     for track, rows in lanes:
         for start, end, number, at in rows:
-            each = launches[number]
-            index = int(each.blocks["index"][at])
-            x, y, z = coordinates(index, each.grid)
-            arguments = (
-                ("kernel", run.name(each.kernel_id)),
-                ("kernel_id", each.kernel_id),
-                ("launch_id", each.launch),
-                ("replay", each.replay),
+            launch = common[number]
+            index = launch.index[at]
+            x, y, z = coordinates(index, launch.grid)
+            own = (
                 ("block", index),
                 ("block_x", x),
                 ("block_y", y),
                 ("block_z", z),
-                ("threads", int(each.blocks["threads"][at])),
-                ("sm", int(each.blocks["sm"][at])),
+                ("sm", launch.sm[at]),
             )
-            yield Slice(track, run.label(each.kernel_id), start, end, arguments)
+            yield Slice(track, launch.label, start, end, (*launch.arguments, *own))
