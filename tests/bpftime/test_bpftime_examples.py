@@ -3,7 +3,7 @@ libbpf loader."""
 
 import pytest
 from examples import EXAMPLES
-from running import HERE, egpu, run_direct, run_loaded
+from running import HERE, PTX, egpu, run_direct, run_loaded
 
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.maptypes import MapType, traits
@@ -40,6 +40,14 @@ def test_under_a_loader(example, built):
     if built.loader is None:
         pytest.skip("there is no libbpf.so.1 on this machine")
     example.check(example, run_loaded(example, built, "--sim"))
+
+
+def test_a_program_that_meets_no_kernel_is_reported(built):
+    """Silence would look like a kernel that did nothing."""
+    workload = [built.workload, "add4", "--ptx", PTX]
+    done = egpu("run", "--sim", HERE / "programs" / "threadhist.bpf.o", "--", *workload)
+    assert done.returncode == 0, done.stderr
+    assert "No launch of a kernel that the probes match was seen." in done.stdout
 
 
 def test_names_without_the_prefix_are_verified():
