@@ -52,7 +52,7 @@ typedef long long __s64;
 #ifndef __VMLINUX_H__
 #define BPF_MAP_TYPE_HASH 1
 #define BPF_MAP_TYPE_ARRAY 2
-#define BPF_MAP_TYPE_PERF_EVENT_ARRAY 4 /* refused */
+#define BPF_MAP_TYPE_PERF_EVENT_ARRAY 4
 #define BPF_MAP_TYPE_PERCPU_HASH 5
 #define BPF_MAP_TYPE_PERCPU_ARRAY 6
 #define BPF_MAP_TYPE_STACK_TRACE 7 /* refused */
@@ -72,7 +72,7 @@ typedef long long __s64;
 #define BPF_MAP_TYPE_GPU_KERNEL_SHARED_ARRAY 1504
 #define BPF_MAP_TYPE_GPU_PER_THREAD_HOST_ARRAY 1512
 #define BPF_MAP_TYPE_GPU_HOST_ARRAY 1513
-#define BPF_MAP_TYPE_GPU_RINGBUF 1527 /* refused */
+#define BPF_MAP_TYPE_GPU_RINGBUF 1527
 
 #ifndef __VMLINUX_H__
 /* Flags of bpf_map_update_elem. */
@@ -243,6 +243,8 @@ __attribute__((unused)) static __u64 (*const bpf_get_current_uid_gid)(void) =
     (void *)15;
 __attribute__((unused)) static long (*const bpf_get_current_comm)(void *buf, __u32 size_of_buf) =
     (void *)16;
+__attribute__((unused)) static long (*const bpf_perf_event_output)(void *ctx, void *map, __u64 flags, void *data, __u64 size) =
+    (void *)25;
 __attribute__((unused)) static long (*const bpf_probe_read_str)(void *dst, __u32 size, const void *unsafe_ptr) =
     (void *)45;
 __attribute__((unused)) static long (*const bpf_map_push_elem)(void *map, const void *value, __u64 flags) =

@@ -3,6 +3,7 @@
 import linux_oracle
 import pytest
 from differential import Case
+from verifier_programs import ENTRY
 
 from egpu.bpf.asm import assemble
 from egpu.bpf.insn import program_from_code
@@ -88,3 +89,53 @@ def test_shapes(spec, words):
     text, _ = PROGRAMS["push"]
     error = Case("push", program_from_code(assemble(text), "p", maps=(spec,)), 0).ours()
     assert words in str(error)
+
+
+PERF = MapSpec("e", MapType.PERF_EVENT_ARRAY, 4, 4, 4)
+EVENT = """
+stdw [%r10-8], 1
+{context}
+lddw %r2, map_index 0
+mov %r3, {flags}
+mov %r4, %r10
+add %r4, -8
+mov %r5, {size}
+call 25
+mov %r0, 0
+exit
+"""
+# name: (program, maps that are taken)
+EVENTS = {
+    "the context": (EVENT.format(context="", flags=0, size=8), ("perf",)),
+    "no context": (EVENT.format(context="mov %r1, 0", flags=0, size=8), ()),
+    "the stack for a context": (EVENT.format(context="mov %r1, %r10", flags=0, size=8), ()),
+    "more than was written": (EVENT.format(context="", flags=0, size=9), ()),
+    "unknown flags": (EVENT.format(context="", flags=-1, size=8), ("perf",)),
+}
+EVENT_CASES = [(name, kind) for name in EVENTS for kind in ("perf", "ring", "hash")]
+
+
+def event_case(name, kind):
+    maps = (PERF if kind == "perf" else ALL[kind],)
+    program = program_from_code(assemble(EVENTS[name][0]), "p", maps=maps, attach=ENTRY)
+    return Case(name, program, None)
+
+
+@pytest.mark.parametrize(("name", "kind"), EVENT_CASES)
+def test_event_verdict(name, kind):
+    error = event_case(name, kind).ours()
+    assert (error is None) == (kind in EVENTS[name][1]), error
+
+
+@pytest.mark.parametrize(("name", "kind"), EVENT_CASES)
+@pytest.mark.skipif(bool(linux_oracle.unavailable()), reason="bpf(2) is not permitted")
+def test_linux_says_the_same_of_events(name, kind):
+    """A tracepoint's program: those need the right to leak."""
+    accepted, log = linux_oracle.load(*event_case(name, kind).job())
+    assert accepted == (kind in EVENTS[name][1]), log
+
+
+def test_no_context_for_bpftimes_map():
+    maps = (MapSpec("e", MapType.GPU_RINGBUF, 4, 56, 4),)
+    program = program_from_code(assemble(EVENTS["no context"][0]), "p", maps=maps, attach=ENTRY)
+    assert Case("e", program, None).ours() is None

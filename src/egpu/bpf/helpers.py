@@ -27,6 +27,7 @@ class Arg(enum.Enum):
     OUT_U64 = "out_u64"  # writable, 8 bytes, may be uninitialised
     RECORD = "record"  # start of a reserved ring-buffer record; its reference is released
     CONTEXT = "ctx"
+    CONTEXT_OR_NULL = "ctx_or_null"  # the context; 0 only where the map is bpftime's
     ATOMIC_U64 = "atomic_u64"  # pointer to 8 aligned bytes of a map value, changed in one step
     CALLBACK = "callback"  # LD_IMM64 code reference
     CALLBACK_CONTEXT = "callback_ctx"  # a pointer into the stack, or 0: what the callback gets
@@ -95,6 +96,7 @@ _KEYED = _ARRAYS | _HASHES
 # Whose entries exist whoever asks: of a per-thread array each thread has only its own.
 _WALKED = frozenset(name for name in _KEYED if "PER_THREAD" not in name)
 _RING = frozenset({"RINGBUF"})
+_EVENTS = frozenset({"PERF_EVENT_ARRAY", "GPU_RINGBUF"})
 _DEQUES = frozenset({"QUEUE", "STACK"})
 _PUSHED = _DEQUES | {"BLOOM_FILTER"}
 _A = Arg
@@ -140,6 +142,10 @@ _ROWS: tuple[Helper, ...] = (
     Helper(16, "bpf_get_current_comm", (_A.WRITE, _A.SIZE), Ret.SCALAR,
            "long (*%s)(void *buf, __u32 size_of_buf)", "comm", 32, memory=4, uniform=True,
            launch=True),
+    Helper(25, "bpf_perf_event_output",
+           (_A.CONTEXT_OR_NULL, _A.MAP, _A.SCALAR, _A.READ, _A.SIZE), Ret.SCALAR,
+           "long (*%s)(void *ctx, void *map, __u64 flags, void *data, __u64 size)",
+           "perf_output", 112, map_types=_EVENTS, memory=8, atomics=2),
     _probe_read_text(45, "bpf_probe_read_str"),
     Helper(87, "bpf_map_push_elem", (_A.MAP, _A.VALUE, _A.SCALAR), Ret.SCALAR,
            "long (*%s)(void *map, const void *value, __u64 flags)", "map_push", 64,

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 from egpu.bpf import interp_prints
 from egpu.bpf.arith import MASK64
 from egpu.bpf.helpers import HELPERS
-from egpu.bpf.maptypes import THREAD_SLOTS, MapType, Storage, bloom_bits, traits
+from egpu.bpf.maptypes import (
+    BPF_F_CURRENT_CPU,
+    GPU_RING_FULL,
+    THREAD_SLOTS,
+    MapType,
+    Storage,
+    bloom_bits,
+    ring_bytes,
+    traits,
+)
 from egpu.bpf.mixing import bloom_places
 from egpu.bpf.program import MapSpec
 from egpu.errors import DeviceFault, InternalError, UnsupportedError
@@ -108,10 +117,15 @@ class MapState:
         start = entry * self.stride
         return memoryview(self.values)[start : start + self.spec.value_size]
 
+    @property
+    def room(self) -> int:
+        """Bytes of a ring."""
+        return ring_bytes(self.spec.type, self.spec.max_entries, self.spec.value_size)
+
     def reserve(self, size: int) -> bool:
         """Take the room of a record, False if there is none."""
         needed = _RECORD_HEADER + -(-size // 8) * 8
-        if size == 0 or self.used + needed > self.spec.max_entries:
+        if size == 0 or self.used + needed > self.room:
             self.dropped += 1
             return False
         self.used += needed
@@ -277,6 +291,25 @@ def _output(machine: Machine, args: Sequence[int]) -> int:
     return 0
 
 
+def _perf_output(machine: Machine, args: Sequence[int]) -> int:
+    state, flags = _ring(machine, args[1]), args[2]
+    spec = state.spec
+    if spec.type is MapType.PERF_EVENT_ARRAY:
+        cpu = flags & BPF_F_CURRENT_CPU
+        if flags >> 32:
+            return -errno.EINVAL
+        if cpu not in (BPF_F_CURRENT_CPU, machine.place.sm):
+            beyond = 0 < spec.max_entries <= cpu
+            return -errno.E2BIG if beyond else -errno.EOPNOTSUPP
+    data = bytes(machine.space.view(args[3], args[4]))
+    if spec.type is MapType.GPU_RINGBUF and len(data) > spec.value_size:
+        return -errno.E2BIG
+    if not state.reserve(len(data)):
+        return GPU_RING_FULL if spec.type is MapType.GPU_RINGBUF else -errno.ENOSPC
+    state.records.append(data)
+    return 0
+
+
 def _reserve(machine: Machine, args: Sequence[int]) -> int:
     state = _ring(machine, args[0])
     return machine.add_record(state, args[1]) if state.reserve(args[1]) else 0
@@ -396,6 +429,7 @@ _BY_NAME: dict[str, Callable[[Machine, Sequence[int]], int]] = {
     "bpf_get_func_ip": _place(lambda place: place.kernel),
     "bpf_get_attach_cookie": _cookie,
     "bpf_get_func_arg": _parameter,
+    "bpf_perf_event_output": _perf_output,
     "bpf_ringbuf_output": _output,
     "bpf_ringbuf_reserve": _reserve,
     "bpf_ringbuf_submit": _submit,

@@ -85,6 +85,29 @@ def table_slots(max_entries: int) -> int:
     return max(HASH_WINDOW, 1 << (2 * max_entries - 1).bit_length())
 
 
+EVENTS = frozenset({MapType.PERF_EVENT_ARRAY, MapType.GPU_RINGBUF})  # a ring for each CPU or thread
+BPF_F_CURRENT_CPU = 0xFFFFFFFF  # flags of bpf_perf_event_output
+GPU_RING_FULL = 2  # what bpftime's gives
+EVENT_RING = 256 << 10  # bytes of one SM's ring of a PERF_EVENT_ARRAY
+_THREADS = 2048  # resident on an SM
+
+
+def ring_bytes(map_type: MapType, max_entries: int, value_size: int) -> int:
+    """Bytes asked for: of a RINGBUF in all, of maps in EVENTS for one SM.
+
+    bpftime's map has ``max_entries`` records for each thread; an SM gets as much for the threads
+    that it holds at a time, within 64 KiB and 1 MiB.
+    """
+    match map_type:
+        case MapType.PERF_EVENT_ARRAY:
+            return EVENT_RING
+        case MapType.GPU_RINGBUF:
+            wanted = max_entries * (-(-value_size // 8) * 8) * _THREADS
+            return max(1 << 16, min(1 << 20, wanted))
+        case _:
+            return max_entries
+
+
 PUSHED_MAXIMUM = 1024  # bytes of a value of a queue, stack or Bloom filter
 BLOOM_BITS = 5  # of a value, where map_extra does not say
 
@@ -106,6 +129,8 @@ MAP_TRAITS: dict[MapType, MapTraits] = {
     MapType.ARRAY:        MapTraits(Storage.ARRAY),
     MapType.PERCPU_ARRAY: MapTraits(Storage.PER_SM_ARRAY, per_sm=True),
     MapType.RINGBUF:      MapTraits(Storage.RING, has_values=False),
+    MapType.PERF_EVENT_ARRAY: MapTraits(Storage.RING, has_values=False),
+    MapType.GPU_RINGBUF:  MapTraits(Storage.RING, has_values=False),
     MapType.LRU_HASH:     MapTraits(Storage.HASH, evicts=True, probes=2 * HASH_WINDOW),
     MapType.LRU_PERCPU_HASH: MapTraits(
         Storage.PER_SM_HASH, per_sm=True, evicts=True, probes=2 * HASH_WINDOW

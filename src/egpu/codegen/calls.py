@@ -27,7 +27,7 @@ from egpu.codegen.identity import (
 from egpu.codegen.library_ring import DISCARD
 from egpu.codegen.prints import print_line
 from egpu.codegen.probe_read import probe_read
-from egpu.codegen.rings import ring_commit, ring_output, ring_query, ring_reserve
+from egpu.codegen.rings import perf_output, ring_commit, ring_output, ring_query, ring_reserve
 from egpu.codegen.scope import Scope
 from egpu.errors import InternalError, UnsupportedError
 
@@ -139,6 +139,7 @@ _BODIES: dict[str, Callable[[Call], str | None]] = {
     "func_ip":         func_ip,
     "attach_cookie":   attach_cookie,
     "func_arg":        func_arg,
+    "perf_output":     perf_output,
     "ringbuf_output":  ring_output,
     "ringbuf_reserve": ring_reserve,
     "ringbuf_submit":  ring_commit(0),

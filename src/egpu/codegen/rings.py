@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from egpu.bpf.maptypes import Storage, traits
+from egpu.bpf.maptypes import BPF_F_CURRENT_CPU, GPU_RING_FULL, MapType, Storage, traits
 from egpu.codegen.arena import RING_CONTROL, RING_GROUP_HEADER
 from egpu.codegen.device_code import RelocKind
 from egpu.codegen.helper_call import Call, argument_place, copy, copy_run_time
@@ -16,7 +16,7 @@ from egpu.codegen.scope import STATE_MAPS, Scope
 from egpu.errors import InternalError
 
 # Linux's errno values as helpers give them (uapi/asm-generic/errno-base.h).
-_E2BIG, _EAGAIN, _EINVAL = -7, -11, -22
+_E2BIG, _EAGAIN, _EINVAL, _ENOSPC, _EOPNOTSUPP = -7, -11, -22, -28, -95
 _RING_FLAGS = 3  # BPF_RB_NO_WAKEUP | BPF_RB_FORCE_WAKEUP: nobody sleeps, so both do nothing
 _LARGEST_RECORD = 1 << 30  # bytes, no ring is larger
 
@@ -76,21 +76,68 @@ def _unless_oversize(call: Call, ring: Ring, size: str, labels: tuple[str, str])
     body.label(claim)
 
 
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A record to be written: the registers of its bytes and their number, what the helper gives if
+    the arguments are wrong (a value; 0 if they are right), if it is larger than a ring, if the ring
+    is full."""
+
+    data: int
+    size: int
+    wrong: str
+    too_large: int
+    full: int
+
+
 def ring_output(call: Call) -> str:
+    body, flags = call.scope.body, call.scope.get(4)
+    unknown = body.compare("ugt", "i64", flags, str(_RING_FLAGS))
+    wrong = body.binary("or", "i1", unknown, body.compare("eq", "i64", _size(call, 3), "0"))
+    answer = body.select(wrong, "i64", str(_EINVAL), "0")
+    return _write(call, _ring(call), _Output(2, 3, answer, _E2BIG, _EAGAIN))
+
+
+def perf_output(call: Call) -> str:
+    """As Linux's bpf_perf_event_output, where a CPU is an SM; of bpftime's map, which has no flags
+    that mean anything, as bpftime's."""
     scope, body = call.scope, call.scope.body
-    ring = _ring(call)
-    known = scope.operand(call.pc, 3).value
-    size = str(known) if known is not None else scope.get(3)
+    index, spec = scope.map_at(call.pc, 2)
+    if spec.type is MapType.GPU_RINGBUF:
+        large = body.compare("ugt", "i64", _size(call, 5), str(spec.value_size))
+        answer = body.select(large, "i64", str(_E2BIG), "0")
+        return _write(call, ring_at(scope, index), _Output(4, 5, answer, _E2BIG, GPU_RING_FULL))
+    flags = scope.get(3)
+    cpu = body.binary("and", "i64", flags, str(BPF_F_CURRENT_CPU))
+    current = body.compare("eq", "i64", cpu, str(BPF_F_CURRENT_CPU))
+    own = body.binary("or", "i1", current, body.compare("eq", "i64", cpu, scope.sm()))
+    answer = body.select(own, "i64", "0", str(_EOPNOTSUPP))
+    if spec.max_entries:
+        beyond = body.compare("uge", "i64", cpu, str(spec.max_entries))
+        beyond = body.binary("and", "i1", beyond, body.binary("xor", "i1", own, "true"))
+        answer = body.select(beyond, "i64", str(_E2BIG), answer)
+    high = body.binary("lshr", "i64", flags, "32")
+    known = body.compare("eq", "i64", high, "0")
+    answer = body.select(known, "i64", answer, str(_EINVAL))
+    return _write(call, ring_at(scope, index), _Output(4, 5, answer, _E2BIG, _ENOSPC))
+
+
+def _size(call: Call, register: int) -> str:
+    known = call.scope.operand(call.pc, register).value
+    return str(known) if known is not None else call.scope.get(register)
+
+
+def _write(call: Call, ring: Ring, output: _Output) -> str:
+    """Write a record, with the other lanes that do; what the helper gives."""
+    scope, body = call.scope, call.scope.body
+    known = scope.operand(call.pc, output.size).value
+    size = _size(call, output.size)
     result = body.variable(body.fresh("output"), "i64")
-    flags = body.compare("ugt", "i64", scope.get(4), str(_RING_FLAGS))
-    empty = body.compare("eq", "i64", size, "0")
-    wrong = body.binary("or", "i1", flags, empty)
-    first = body.select(wrong, "i64", str(_EINVAL), str(_E2BIG))
-    body.store("i64", first, "ptr", result, 8)
+    body.store("i64", output.wrong, "ptr", result, 8)
     claim, write, done = body.fresh("claim"), body.fresh("write"), body.fresh("done")
     right = body.fresh("right")
-    body.branch_if(wrong, done, right)
+    body.branch_if(body.compare("eq", "i64", output.wrong, "0"), right, done)
     body.label(right)
+    body.store("i64", str(output.too_large), "ptr", result, 8)
     _unless_oversize(call, ring, size, (claim, done))
     arguments = ring_arguments(ring, size)
     kind = "{ i64, i64, i32 }"
@@ -98,10 +145,10 @@ def ring_output(call: Call) -> str:
         kind, "egpu.output_begin", *arguments, f"i1 {'true' if known is not None else 'false'}"
     )
     record = body.value(f"extractvalue {kind} {begun}, 0")
-    body.store("i64", str(_EAGAIN), "ptr", result, 8)
+    body.store("i64", str(output.full), "ptr", result, 8)
     body.branch_if(body.compare("eq", "i64", record, "0"), done, write)
     body.label(write)
-    source = argument_place(call, 2, known or 1)
+    source = argument_place(call, output.data, known or 1)
     if known is not None:
         copy(call, record, source, known)
     else:

@@ -77,10 +77,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from egpu.bpf.maptypes import (
+    EVENTS,
     PUSHED_MAXIMUM,
     THREAD_SLOTS,
+    MapType,
     Storage,
     bloom_bits,
+    ring_bytes,
     table_slots,
     traits,
 )
@@ -368,7 +371,8 @@ def _check(spec: MapSpec) -> None:
         raise UnsupportedError(
             f"{where}: map type {spec.type.name}", needs="a type that docs/guide.md lists"
         )
-    if spec.max_entries < 1:
+    # libbpf sets the number of CPUs where a PERF_EVENT_ARRAY has none.
+    if spec.max_entries < 1 and spec.type is not MapType.PERF_EVENT_ARRAY:
         raise InputError("max_entries is 0", where=where, hint="give it at least 1")
     if kind.has_values and spec.value_size < 1:
         raise InputError("value size is 0", where=where, hint="declare a value type")
@@ -394,7 +398,8 @@ def _check(spec: MapSpec) -> None:
 
 
 def _ring_size(spec: MapSpec, sm_slots: int) -> int:
-    share = -(-spec.max_entries // sm_slots)
+    asked = ring_bytes(spec.type, spec.max_entries, spec.value_size)
+    share = asked if spec.type in EVENTS else -(-asked // sm_slots)
     size = max(RING_MINIMUM, 1 << (share - 1).bit_length())
     if size > RING_MAXIMUM:
         raise InputError(

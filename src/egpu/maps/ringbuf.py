@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from egpu.bpf.btf import BtfKind
+from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError
 from egpu.maps.layout import (
@@ -283,7 +284,8 @@ def _pieces(start: int, end: int, ring: int) -> Iterator[tuple[int, int]]:
 
 def _record_type(spec: MapSpec, type_name: str) -> int:
     if not type_name:
-        return spec.value_type
+        # The values of a PERF_EVENT_ARRAY are Linux's descriptors, not records.
+        return 0 if spec.type is MapType.PERF_EVENT_ARRAY else spec.value_type
     if spec.btf is not None:
         for kind in (BtfKind.STRUCT, BtfKind.TYPEDEF):
             found = spec.btf.find(type_name, kind)

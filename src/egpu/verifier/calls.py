@@ -6,7 +6,7 @@ from typing import assert_never
 
 from egpu.bpf.helpers import HELPERS, Arg, Helper, Ret
 from egpu.bpf.isa import CallSrc
-from egpu.bpf.maptypes import PUSHED_MAXIMUM, MapType, Storage, table_slots, traits
+from egpu.bpf.maptypes import EVENTS, PUSHED_MAXIMUM, MapType, Storage, table_slots, traits
 from egpu.bpf.program import MISSING_HELPER, MapSpec
 from egpu.verifier import checks, cost
 from egpu.verifier.checks import Access
@@ -110,6 +110,7 @@ class _Call:
         self.ring_bytes = 0
         self.record_size = 0
         self.released = 0
+        self.null_context = False
         self.outputs: list[tuple[Pointer, int]] = []
         self.prints = PrintChecker(setting, recorder, state, step)
 
@@ -193,7 +194,9 @@ class _Call:
                         "a pointer into the stack, or 0",
                         "pass a local variable that holds what the callback needs",
                     )
-            case Arg.CONTEXT:
+            case Arg.CONTEXT_OR_NULL if isinstance(value, Scalar) and value.constant() == 0:
+                self.null_context = True
+            case Arg.CONTEXT | Arg.CONTEXT_OR_NULL:
                 if not isinstance(value, Pointer) or value != Pointer(Region.CONTEXT):
                     raise self._refuse(register, value, "the context", "pass ctx itself")
             case _:
@@ -210,6 +213,8 @@ class _Call:
                 f"{self.helper.name} does not take map {spec.name} of type {spec.type.name}",
                 hint=f"it takes {names}",
             )
+        if self.null_context and spec.type is not MapType.GPU_RINGBUF:
+            raise self._refuse(1, S64.from_range(0, 0), "the context", "pass ctx itself")
         writes = Arg.VALUE in self.helper.args or self.helper.body == "map_delete"
         if writes and spec.read_only:
             raise Refusal("P2", f"map {spec.name} is read-only", hint="write to a map or to .data")
@@ -350,6 +355,8 @@ def check_map(spec: MapSpec) -> None:
         )
     if traits(spec.type).keyless:
         _check_keyless(spec)
+    if spec.type in EVENTS:
+        _check_events(spec)
     if not traits(spec.type).has_values:
         return
     # Device bodies read keys of 4 bytes and pointers stay within values: sizes must be as agreed.
@@ -383,4 +390,15 @@ def _check_keyless(spec: MapSpec) -> None:
             f"map {spec.name}: {spec.max_entries} values of {spec.value_size} bytes, "
             f"must be at least 1 of 1 to {PUSHED_MAXIMUM}",
             hint="change its max_entries or the type of its value",
+        )
+
+
+def _check_events(spec: MapSpec) -> None:
+    perf = spec.type is MapType.PERF_EVENT_ARRAY
+    right = spec.value_size == _KEY_SIZE if perf else spec.value_size > 0
+    if spec.key_size != _KEY_SIZE or not right:
+        raise Refusal(
+            "P2",
+            f"map {spec.name}: keys of {spec.key_size} bytes, values of {spec.value_size}",
+            hint="both are int" if perf else "the key is an int, the value a record",
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from egpu.bpf.helpers import HELPERS, Arg, Helper
 from egpu.bpf.isa import AtomicOp, CallSrc, Kind
-from egpu.bpf.maptypes import Storage, traits
+from egpu.bpf.maptypes import EVENTS, Storage, ring_bytes, traits
 from egpu.bpf.program import Level
 from egpu.verifier.liveness import Liveness
 from egpu.verifier.report import Refusal
@@ -78,16 +78,19 @@ def load_warnings(setting: Setting, alive: Liveness, facts: Facts, cost: Cost) -
         )
 
 
+_RINGS = frozenset({"RINGBUF", *(kind.name for kind in EVENTS)})
+
+
 def _ring(setting: Setting, cost: Cost) -> Iterator[Refusal]:
     copies = _COPIES[level_of(setting)]
     writers = {Arg.CONST_SIZE, Arg.READ}
     calls = [
         step
         for step, helper in helper_calls(setting)
-        if writers & set(helper.args) and "RINGBUF" in helper.map_types
+        if writers & set(helper.args) and helper.map_types & _RINGS
     ]
     rings = [
-        spec.max_entries
+        ring_bytes(spec.type, spec.max_entries, spec.value_size)
         for spec in setting.program.maps
         if traits(spec.type).storage is Storage.RING
     ]
