@@ -1,8 +1,9 @@
 """When one state makes exploring another unnecessary.
 
 Only what may still be read is looked at, and numbers only where they can matter: ``live`` has, per
-frame, bit sets of registers and of halves of stack slots (bits 2i and 2i + 1 are slot -1 - i).  A number that matters counts
-as precise: an old state covers a new one only if its ranges hold the new ones.
+frame, bit sets of registers and of halves of stack slots (bits 2i and 2i + 1 are slot -1 - i).  A
+number that matters counts as precise: an old state covers a new one only if its ranges hold the new
+ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from egpu.verifier.state import (
     State,
     Value,
 )
-
 
 HALF = 4  # bytes of half a slot: keys of maps are as long
 
