@@ -97,13 +97,19 @@ def times(spent: int, number: int) -> int:
     return sum(min((spent >> shift & _FIELD) * number, _FIELD >> 1) << shift for shift in shifts)
 
 
+_CALL, _ATOMIC = Kind.CALL, Kind.ATOMIC
+_ACCESS = pack(Cost(1, memory=1))
+_ATOMIC_ACCESS = pack(Cost(1, memory=1, atomics=1))
+
+
 def spends(step: Step) -> int:
     """What an instruction costs (what it writes to rings is added when it is executed)."""
-    if step.kind in _ACCESSES:
-        return pack(Cost(1, memory=1))
-    if step.kind is Kind.ATOMIC:
-        return pack(Cost(1, memory=1, atomics=1))
-    if step.kind is Kind.CALL and step.src == CallSrc.HELPER and step.imm in HELPERS:
+    kind = step.kind
+    if kind in _ACCESSES:
+        return _ACCESS
+    if kind is _ATOMIC:
+        return _ATOMIC_ACCESS
+    if kind is _CALL and step.src == CallSrc.HELPER and step.imm in HELPERS:
         helper = HELPERS[step.imm]
         return pack(Cost(1, helper.memory, helper.atomics, 1, helper.cost))
     return 1

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from egpu.bpf.isa import JmpOp, Kind
 from egpu.verifier.checks import span
-from egpu.verifier.loops import Loop, Place, Shifted, Stack, Turn, find, held, reducible, stack_of
+from egpu.verifier.loops import Loop, Place, Shifted, Stack, Turn, find, held, stack_of
 from egpu.verifier.refine import INVERSE
 from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.state import Pointer, State, Value, read_stack, write_stack
@@ -251,6 +251,10 @@ def put(state: State, counted: Counted) -> None:
             write_stack(state.frame, *place, value)
 
 
+def _size(loop: Loop) -> int:
+    return len(loop.body)
+
+
 class Meter(NamedTuple):
     """Counts how often the loop head or the function's start at ``pc`` is reached; ``nested`` if
     that is inside a loop, or in a function that is called."""
@@ -268,14 +272,17 @@ class Counting:
 
     def __init__(self, structure: Structure) -> None:
         self.structure = structure
-        self.loops = find(structure)
-        self.reducible = reducible(structure, self.loops)
+        self.loops, self.reducible = find(structure)
         starts = [start for start, _ in structure.functions]
         # Of places that are both, the loop's meter counts.
         self.meters = {
             pc: Meter(number, pc, self._nested(pc))
             for number, pc in enumerate(dict.fromkeys([*starts, *self.loops]))
         }
+        self._inner: dict[int, Meter] = {}  # of instructions in loops
+        ordered = sorted(self.loops.values(), key=_size)
+        for loop in reversed(ordered):  # inner ones last
+            self._inner.update(dict.fromkeys(loop.body, self.meters[loop.head]))
         self.done: set[int] = set()  # heads of loops that were walked as one
         self._turns: dict[int, Turn] = {}
         self._stacks: dict[int, Stack] = {}
@@ -288,9 +295,9 @@ class Counting:
 
     def meter(self, pc: int) -> Meter:
         """The meter of the innermost loop around ``pc``, or of its function."""
-        around = [loop for loop in self.loops.values() if pc in loop.body]
-        if around:
-            return self.meters[min(around, key=lambda loop: len(loop.body)).head]
+        inner = self._inner.get(pc)
+        if inner is not None:
+            return inner
         return self.meters[self.structure.functions[self.structure.function_of[pc]][0]]
 
     def worth_trying(self, loop: Loop, turns: int, processed: int) -> bool:

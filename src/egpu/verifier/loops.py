@@ -49,30 +49,25 @@ class Loop:
     exits: frozenset[int]  # where control goes when it leaves
 
 
-def find(structure: Structure) -> dict[int, Loop]:
-    """The natural loops by their heads."""
+def find(structure: Structure) -> tuple[dict[int, Loop], bool]:
+    """The natural loops by their heads, and whether every way round passes the head of one that it
+    lies in."""
     found: dict[int, set[int]] = {}
-    for function in range(len(structure.functions)):
-        if not any(0 <= step.target <= step.pc for step in structure.walk(function)):
+    edges: list[tuple[int, int]] = []
+    for function, (start, end) in enumerate(structure.functions):
+        own = structure.steps[start:end]
+        if not any(step is not None and 0 <= step.target <= step.pc for step in own):
             continue  # nothing jumps back
-        start = structure.functions[function][0]
         before = _predecessors(structure, function)
         for last, head in _back_edges(structure, start):
+            edges.append((last, head))
             body = _body(before, last, head, start)
             if body is not None:
                 found.setdefault(head, set()).update(body)
-    return {
+    loops = {
         head: Loop(head, frozenset(body), _exits(structure, body)) for head, body in found.items()
     }
-
-
-def reducible(structure: Structure, loops: dict[int, Loop]) -> bool:
-    """Whether every way round passes the head of a loop that it lies in."""
-    return all(
-        head in loops and last in loops[head].body
-        for start, _ in structure.functions
-        for last, head in _back_edges(structure, start)
-    )
+    return loops, all(head in loops and last in loops[head].body for last, head in edges)
 
 
 def _back_edges(structure: Structure, start: int) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from egpu.verifier.cost import COST_FIELDS, Spent, meter_of, spends, times
-from egpu.verifier.counters import Counting
+from egpu.verifier.counters import Counting, Meter
 from egpu.verifier.structure import Structure
 from egpu.verifier.verified import Cost, Uniformity
 
@@ -25,13 +25,14 @@ def warp_cost(
     thread = spent & COST_FIELDS
     most = Spent(times(thread, _LANES)).public()
     total = thread
-    for step in structure.steps:
-        if step is None or not uniformity.control_varies(step.pc):
-            continue
-        meter = counting.meter(step.pc)
+    sums: dict[Meter, int] = {}
+    for pc in uniformity.control:
+        meter = counting.meter(pc)
+        sums[meter] = sums.get(meter, 0) + spends(structure.step(pc))
+    for meter, once in sums.items():
         number = meter_of(spent, meter.number)
         apart = meter.nested and uniformity.control_varies(meter.pc)
-        total += times(spends(step), number * (_LANES if apart else 1))
+        total += times(once, number * (_LANES if apart else 1))
     together = Spent(total).public()
     if not counting.reducible or together.instructions > most.instructions:
         return most
