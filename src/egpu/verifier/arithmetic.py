@@ -27,15 +27,27 @@ def linked(state: State, frame: Frame, register: int) -> Value:
     return value
 
 
+# Looking a member up in its class takes longer than comparing with it.
+_MOV, _NEG, _ADD, _SUB = AluOp.MOV, AluOp.NEG, AluOp.ADD, AluOp.SUB
+_DIVISIONS = frozenset({AluOp.DIV, AluOp.MOD})
+_CONTEXT = Region.CONTEXT
+
+
 def execute(setting: Setting, state: State, step: Step) -> None:
     """One ALU or ALU64 instruction."""
-    frame = state.frames[-1]
-    registers = frame.registers
-    if step.op is AluOp.MOV:
+    registers = state.frames[-1].registers
+    op = step.op
+    if op is _MOV:
         registers[step.dst] = _moved(setting, state, step)
         return
+    number = registers[step.dst]
+    other = registers[step.src] if step.register else step.constant
+    if type(number) is Scalar and type(other) is Scalar and op is not _NEG:
+        assert isinstance(op, AluOp), "the form of an ALU instruction has an AluOp"
+        registers[step.dst] = _number(step, op, number, other)
+        return
     left = checks.initialised(setting, registers[step.dst], step.dst)
-    if step.op is AluOp.NEG:
+    if op is _NEG:
         number = checks.scalar(setting, left, step.dst, "negation")
         registers[step.dst] = _number(step, AluOp.SUB, S64.zero, number)
         return
@@ -44,15 +56,11 @@ def execute(setting: Setting, state: State, step: Step) -> None:
         right = checks.initialised(setting, registers[step.src], step.src)
     else:
         right = step.constant
-    if isinstance(left, Scalar) and isinstance(right, Scalar):
-        assert isinstance(step.op, AluOp), "the form of an ALU instruction has an AluOp"
-        registers[step.dst] = _number(step, step.op, left, right)
-    else:
-        registers[step.dst] = _pointer(setting, step, left, right)
+    registers[step.dst] = _pointer(setting, step, left, right)
 
 
 def _number(step: Step, op: AluOp, left: Scalar, right: Scalar) -> Scalar:
-    signed = bool(step.off) and op in (AluOp.DIV, AluOp.MOD)
+    signed = bool(step.off) and op in _DIVISIONS
     if step.width == 32:
         return S64.alu_low(op, left, right, signed=signed)
     return S64.alu(op, left, right, signed=signed)
@@ -62,7 +70,7 @@ def _moved(setting: Setting, state: State, step: Step) -> Scalar | Pointer:
     """MOV, MOVSX and their 32-bit forms."""
     if not step.register:
         return step.constant if step.width == 64 else S64.constant(step.imm & 0xFFFFFFFF)
-    value = checks.initialised(setting, linked(state, state.frame, step.src), step.src)
+    value = checks.initialised(setting, linked(state, state.frames[-1], step.src), step.src)
     if step.width == 64 and not step.off:
         return value
     number = checks.scalar(setting, value, step.src, "a part of a pointer is copied")
@@ -75,11 +83,11 @@ def _pointer(
     setting: Setting, step: Step, left: Scalar | Pointer, right: Scalar | Pointer
 ) -> Pointer:
     """Pointer plus or minus a number, in 64 bits; everything else would make a number of it."""
-    if step.width == 64 and step.op is AluOp.ADD and isinstance(left, Scalar):
+    if step.width == 64 and step.op is _ADD and isinstance(left, Scalar):
         left, right = right, left
     if (
         step.width != 64
-        or step.op not in (AluOp.ADD, AluOp.SUB)
+        or step.op not in (_ADD, _SUB)
         or isinstance(left, Scalar)
         or isinstance(right, Pointer)
     ):
@@ -90,7 +98,7 @@ def _pointer(
             f"{step.width}-bit {name} on a pointer ({describe(pointer, setting.program)})",
             hint="only a number may be added to or subtracted from a pointer, in 64 bits",
         )
-    return _advanced(setting, left, right, -1 if step.op is AluOp.SUB else 1)
+    return _advanced(setting, left, right, -1 if step.op is _SUB else 1)
 
 
 def _advanced(setting: Setting, pointer: Pointer, number: Scalar, sign: int) -> Pointer:
@@ -99,10 +107,10 @@ def _advanced(setting: Setting, pointer: Pointer, number: Scalar, sign: int) -> 
         _check_advance(setting, pointer, sign)
     if not number.mask:
         moved = pointer.at(sign * number.smin)
-    elif pointer.region is Region.CONTEXT:
+    elif pointer.region is _CONTEXT:
         raise Refusal("P2", checks.CONTEXT_OFFSET, hint=checks.CONTEXT_HINT)
     else:
-        op = AluOp.SUB if sign < 0 else AluOp.ADD
+        op = _SUB if sign < 0 else _ADD
         variable = S64.alu(op, pointer.variable or S64.zero, number)
         moved = pointer._replace(variable=variable)
         if not variable.mask:

@@ -34,6 +34,8 @@ from egpu.verifier.verified import Region
 class Access(enum.Enum):
     """What an instruction does to memory."""
 
+    __hash__ = object.__hash__  # members are single; Enum's own is written in Python and slow
+
     READ = "read"
     WRITE = "write"
     ATOMIC = "atomic"
@@ -65,6 +67,16 @@ CONTEXT_OFFSET = "context fields are read at constant offsets only"
 CONTEXT_HINT = "name the field; for one of several, branch and read each"
 
 
+# Looking a member up in its class takes longer than comparing with it.
+_STACK, _MAP_VALUE, _MAP_KEY, _MEMORY = (
+    Region.STACK,
+    Region.MAP_VALUE,
+    Region.MAP_KEY,
+    Region.MEMORY,
+)
+_READ, _ATOMIC = Access.READ, Access.ATOMIC
+
+
 def initialised(setting: Setting, value: Value, register: int) -> Scalar | Pointer:
     """The value of a register that is read."""
     if value is None:
@@ -94,9 +106,9 @@ def span(pointer: Pointer) -> tuple[int, int]:
 
 def region_size(setting: Setting, pointer: Pointer) -> int:
     """Bytes of the memory that a pointer points into."""
-    if pointer.region is Region.MAP_VALUE:
+    if pointer.region is _MAP_VALUE:
         return setting.map(pointer.owner).value_size
-    if pointer.region is Region.MAP_KEY:
+    if pointer.region is _MAP_KEY:
         return setting.map(pointer.owner).key_size
     return pointer.size
 
@@ -120,8 +132,8 @@ def dereferenced(setting: Setting, value: Value, register: int, access: Access) 
             f"{access.value} of {text} through r{register} is not allowed",
             hint=_INSTEAD.get(pointer.region, "use the stack or a map"),
         )
-    writes = access is not Access.READ
-    if writes and pointer.region is Region.MAP_VALUE and setting.map(pointer.owner).read_only:
+    writes = access is not _READ
+    if writes and pointer.region is _MAP_VALUE and setting.map(pointer.owner).read_only:
         name = setting.map(pointer.owner).name
         raise Refusal("P2", f"map {name} is read-only", hint="write to a map or to .data")
     return pointer
@@ -130,13 +142,14 @@ def dereferenced(setting: Setting, value: Value, register: int, access: Access) 
 def in_bounds(setting: Setting, pointer: Pointer, size: int) -> None:
     """``size`` bytes from ``pointer`` lie inside the region."""
     low, high = span(pointer)
-    first, end = (-isa.STACK_SIZE, 0) if pointer.region is Region.STACK else (0, 0)
-    if pointer.region is not Region.STACK:
-        end = region_size(setting, pointer)
+    if pointer.region is _STACK:
+        first, end = -isa.STACK_SIZE, 0
+    else:
+        first, end = 0, region_size(setting, pointer)
     if first <= low and high + size <= end:
         return
     place = f"offset {low}" if low == high else f"an offset from {low} to {high}"
-    where = "its frame (-512 to 0)" if pointer.region is Region.STACK else f"its {end} bytes"
+    where = "its frame (-512 to 0)" if pointer.region is _STACK else f"its {end} bytes"
     target = describe(pointer._replace(offset=0, variable=None), setting.program)
     raise Refusal(
         "P2",
@@ -149,7 +162,7 @@ def _inside(pointer: Pointer, *, fixed: bool) -> str:
     """What to do where an access leaves its region."""
     if not fixed:
         return "compare the index with its limit first"
-    if pointer.region is Region.STACK:
+    if pointer.region is _STACK:
         return "stay inside local variables; a frame has 512 bytes, maps hold more"
     return "it is smaller: check the type that it is accessed by"
 
@@ -157,8 +170,8 @@ def _inside(pointer: Pointer, *, fixed: bool) -> str:
 def aligned(setting: Setting, pointer: Pointer, size: int, access: Access) -> None:
     """P3: natural alignment, which a device demands; plain accesses to test memory are split."""
     # As in Linux, the stack is aligned whatever the policy: its bytes are tracked by slots.
-    free = not setting.strict and pointer.region is not Region.STACK
-    relaxed = access is not Access.ATOMIC and (free or pointer.region is Region.MEMORY)
+    free = not setting.strict and pointer.region is not _STACK
+    relaxed = access is not _ATOMIC and (free or pointer.region is _MEMORY)
     proven = alignment(pointer)
     if relaxed or proven >= size:
         return
@@ -191,7 +204,7 @@ def context_field(setting: Setting, pointer: Pointer, size: int) -> Field:
             f"context field {found.name} exists in exit probes only",
             hint="attach the program with kretprobe/ only",
         )
-    aligned(setting, pointer, size, Access.READ)
+    aligned(setting, pointer, size, _READ)
     return found
 
 

@@ -110,7 +110,8 @@ class Dependence:
         """Add to an entry of a table that any block may read."""
         if loads & ~table[index]:
             table[index] |= loads
-            self._everything()
+            if len(table) > 1:  # other functions read it
+                self._everything()
 
     def _everything(self) -> None:
         for block in range(len(self.entry)):

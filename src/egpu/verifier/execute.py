@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from egpu.bpf import isa
 from egpu.bpf.isa import Kind
 from egpu.bpf.program import PseudoSrc
@@ -28,28 +30,34 @@ def first_state(setting: Setting) -> State:
 
 def apply(setting: Setting, recorder: Recorder, state: State, step: Step) -> int | None:
     """Execute anything but a conditional jump or a helper call; the next pc, None at the end."""
-    match step.kind:
-        case Kind.ALU:
-            arithmetic.execute(setting, state, step)
-        case Kind.LOAD | Kind.LOAD_SIGNED:
-            memory.load(setting, recorder, state, step)
-        case Kind.STORE_REG | Kind.STORE_IMM:
-            memory.store(setting, recorder, state, step)
-        case Kind.ATOMIC:
-            memory.atomic(setting, recorder, state, step)
-        case Kind.BYTE_ORDER:
-            arithmetic.swap(setting, state, step)
-        case Kind.LOAD_IMM64:
-            state.frame.registers[step.dst] = _constant(setting, recorder, step)
-        case Kind.JUMP_ALWAYS:
-            return step.target
-        case Kind.CALL:
-            return _enter(state, step)
-        case Kind.EXIT:
-            return _leave(setting, state)
-        case _:
-            raise AssertionError(f"{step.kind} is handled by the walk")
+    kind = step.kind
+    if kind is _ALU:
+        arithmetic.execute(setting, state, step)
+    elif kind in _ACCESSES:
+        _ACCESSES[kind](setting, recorder, state, step)
+    elif kind is _LOAD_IMM64:
+        state.frames[-1].registers[step.dst] = _constant(setting, recorder, step)
+    elif kind is _JUMP_ALWAYS:
+        return step.target
+    elif kind is Kind.EXIT:
+        return _leave(setting, state)
+    elif kind is Kind.CALL:
+        return _enter(state, step)
+    elif kind is Kind.BYTE_ORDER:
+        arithmetic.swap(setting, state, step)
+    else:
+        raise AssertionError(f"{kind} is handled by the walk")
     return step.following
+
+
+_ALU, _LOAD_IMM64, _JUMP_ALWAYS = Kind.ALU, Kind.LOAD_IMM64, Kind.JUMP_ALWAYS
+_ACCESSES: dict[Kind, Callable[[Setting, Recorder, State, Step], None]] = {
+    Kind.LOAD: memory.load,
+    Kind.LOAD_SIGNED: memory.load,
+    Kind.STORE_REG: memory.store,
+    Kind.STORE_IMM: memory.store,
+    Kind.ATOMIC: memory.atomic,
+}
 
 
 def _constant(setting: Setting, recorder: Recorder, step: Step) -> Value:

@@ -31,6 +31,7 @@ from egpu.verifier.widen import ROUNDS, widen
 
 __all__ = ["Exploration", "Explored", "Stopped", "replay"]
 
+_JUMP, _CALL, _EXIT, _HELPER = Kind.JUMP, Kind.CALL, Kind.EXIT, int(CallSrc.HELPER)
 _REMEMBERED = 8  # finished states compared per instruction; equal ones are found at any number
 
 _SHORTER = "make loops shorter, or limit what bounds them, as in if (n > 100) n = 100"
@@ -185,7 +186,7 @@ class Exploration:
                 )
             self.spent += spends[pc]
             kind = step.kind
-            if kind is Kind.JUMP:
+            if kind is _JUMP:
                 fallen, jumping = branch.decide(setting, state, step)
                 if fallen is not None and jumping is not None:
                     self._split(step, self.spent, jumping)
@@ -197,14 +198,14 @@ class Exploration:
                     assert jumping is not None, "one way of a jump is possible"
                     state, self.pc = jumping, step.target
                 continue
-            if kind is Kind.CALL and step.src == CallSrc.HELPER:
+            if kind is _CALL and step.src == _HELPER:
                 if calls_back(step.imm):
                     state = self._call_back(state, step)
                     continue
                 self.spent += calls.call(setting, self.recorder, state, step)
                 self.pc = step.following
                 continue
-            if kind is Kind.EXIT and part is not None and part.returns(state):
+            if part is not None and kind is _EXIT and part.returns(state):
                 self._return_back(state)
                 return
             target = apply(setting, self.recorder, state, step)

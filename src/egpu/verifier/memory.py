@@ -31,25 +31,36 @@ from egpu.verifier.verified import Region
 _PASSING = {Region.STACK: "stack", Region.MAP_KEY: "map key"}
 
 
+# Looking a member up in its class takes longer than comparing with it.
+_STACK, _MAP_VALUE, _CONTEXT = Region.STACK, Region.MAP_VALUE, Region.CONTEXT
+_READ, _WRITE, _LOAD_SIGNED, _STORE_REG = (
+    Access.READ,
+    Access.WRITE,
+    Kind.LOAD_SIGNED,
+    Kind.STORE_REG,
+)
+_PARAMETER = Source.PARAMETER
+
+
 def load(setting: Setting, recorder: Recorder, state: State, step: Step) -> None:
     """LDX, zero- or sign-extending."""
-    registers = state.frame.registers
-    base = checks.dereferenced(setting, registers[step.src], step.src, Access.READ)
+    registers = state.frames[-1].registers
+    base = checks.dereferenced(setting, registers[step.src], step.src, _READ)
     recorder.seen(step.pc, step.src, base, len(state.frames) - 1, step.off)
     pointer = base.at(step.off)
     size = step.width // 8
     value: Scalar | Pointer
-    if pointer.region is Region.CONTEXT:
+    if pointer.region is _CONTEXT:
         found = checks.context_field(setting, pointer, size)
         recorder.context_fields.add(found.name)
-        if found.source is Source.PARAMETER:
+        if found.source is _PARAMETER:
             recorder.parameters.add(int(found.detail))
         value = _field_value(found, pointer.offset - found.offset, size)
     else:
         checks.in_bounds(setting, pointer, size)
-        checks.aligned(setting, pointer, size, Access.READ)
+        checks.aligned(setting, pointer, size, _READ)
         value = _loaded(setting, recorder, state, pointer, size)
-    if step.kind is Kind.LOAD_SIGNED:
+    if step.kind is _LOAD_SIGNED:
         number = checks.scalar(setting, value, step.src, "sign-extending load of a pointer")
         value = S64.sign_extend(number, step.width)
     registers[step.dst] = value
@@ -66,9 +77,9 @@ def _field_value(found: Field, skipped: int, size: int) -> Scalar:
 def _loaded(
     setting: Setting, recorder: Recorder, state: State, pointer: Pointer, size: int
 ) -> Scalar | Pointer:
-    if pointer.region is Region.STACK:
+    if pointer.region is _STACK:
         return _loaded_from_stack(setting, recorder, state, pointer, size)
-    if pointer.region is Region.MAP_VALUE:
+    if pointer.region is _MAP_VALUE:
         recorder.maps.add(pointer.owner)
         constant = _known_content(setting, pointer, size)
         if constant is not None:
@@ -120,24 +131,24 @@ def _loaded_from_stack(
 
 def _is_caller(state: State, pointer: Pointer) -> bool:
     """Whether ``pointer`` points into the frame of a function that waits."""
-    return pointer.region is Region.STACK and pointer.owner != len(state.frames) - 1
+    return pointer.region is _STACK and pointer.owner != len(state.frames) - 1
 
 
 def store(setting: Setting, recorder: Recorder, state: State, step: Step) -> None:
     """ST and STX."""
-    registers = state.frame.registers
-    base = checks.dereferenced(setting, registers[step.dst], step.dst, Access.WRITE)
+    registers = state.frames[-1].registers
+    base = checks.dereferenced(setting, registers[step.dst], step.dst, _WRITE)
     recorder.seen(step.pc, step.dst, base, len(state.frames) - 1, step.off)
     pointer = base.at(step.off)
     size = step.width // 8
     checks.in_bounds(setting, pointer, size)
-    checks.aligned(setting, pointer, size, Access.WRITE)
+    checks.aligned(setting, pointer, size, _WRITE)
     value: Scalar | Pointer = step.constant
-    if step.kind is Kind.STORE_REG:
+    if step.kind is _STORE_REG:
         value = checks.initialised(setting, linked(state, state.frame, step.src), step.src)
-    if pointer.region is not Region.STACK:
+    if pointer.region is not _STACK:
         checks.scalar(setting, value, step.src, f"store to {pointer.region.value} leaks a pointer")
-        if pointer.region is Region.MAP_VALUE:
+        if pointer.region is _MAP_VALUE:
             recorder.maps.add(pointer.owner)
         return
     if isinstance(value, Pointer) and (size < SLOT or pointer.variable is not None):
@@ -185,7 +196,7 @@ def clobber_stack(frame: Frame, offset: int, size: int) -> None:
 
 def atomic(setting: Setting, recorder: Recorder, state: State, step: Step) -> None:
     """Atomics: read, write, and the old value where it is fetched."""
-    registers = state.frame.registers
+    registers = state.frames[-1].registers
     base = checks.dereferenced(setting, registers[step.dst], step.dst, Access.ATOMIC)
     recorder.seen(step.pc, step.dst, base, len(state.frames) - 1, step.off)
     pointer = base.at(step.off)
@@ -195,9 +206,9 @@ def atomic(setting: Setting, recorder: Recorder, state: State, step: Step) -> No
         checks.scalar(setting, registers[0], 0, "compared value leaks a pointer")
     checks.in_bounds(setting, pointer, size)
     checks.aligned(setting, pointer, size, Access.ATOMIC)
-    if pointer.region is Region.MAP_VALUE:
+    if pointer.region is _MAP_VALUE:
         recorder.maps.add(pointer.owner)
-    if pointer.region is Region.STACK:
+    if pointer.region is _STACK:
         touch_stack(setting, recorder, state, pointer)
         checks.stack_readable(state, pointer, size)
         frame = state.frames[pointer.owner]

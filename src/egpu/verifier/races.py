@@ -56,7 +56,7 @@ def check(known: Known) -> Iterator[Refusal]:
         for (pc, register), operand in known.frames.operands.items()
         if pc not in taken and _is_shared_load(known.setting, pc, register, operand)
     )
-    if sources:
+    if _may_meet(known, writes, sources):
         yield from _Judge(known, writes, sources).check()
     yield from _chances(known, writes)
 
@@ -123,7 +123,6 @@ class _Judge:
         self.known = known
         self.setting = known.setting
         self.structure = known.setting.structure
-        self.operands = known.frames.operands
         self.writes = writes
         self.flow = Dependence(self.structure, known.graph, known.frames, sources)
 
@@ -150,7 +149,7 @@ class _Judge:
         """Refuse a store that depends on what its own place held; gives warnings."""
         for pc in self.flow.pcs(loads):
             load = self.structure.step(pc)
-            if not self._same_slot(write, load):
+            if not _same_slot(self.known, write, load):
                 continue
             owner = _owner(self.known, self.writes, write, load)
             if owner >= linear.INDICES:
@@ -171,14 +170,25 @@ class _Judge:
             return _PER_SM_HINT
         return _SHARED_HINT
 
-    def _same_slot(self, write: _Write, load: Step) -> bool:
-        step, target, source = write.step, write.target, self.operands[load.pc, load.src]
-        if target.map is not None and source.map is not None and target.map != source.map:
-            return False
-        if write.value or target.offset is None or source.offset is None:
-            return True
-        first, other = target.offset + step.off, source.offset + load.off
-        return first < other + load.width // 8 and other < first + step.width // 8
+
+def _may_meet(known: Known, writes: list[_Write], sources: frozenset[int]) -> bool:
+    """Whether a plain write may be to a place that was loaded from."""
+    loads = [known.setting.structure.step(pc) for pc in sources]
+    return any(
+        _same_slot(known, write, load) for write in writes if not write.atomic for load in loads
+    )
+
+
+def _same_slot(known: Known, write: _Write, load: Step) -> bool:
+    """Whether a write may be to the place that ``load`` reads."""
+    step, target = write.step, write.target
+    source = known.frames.operands[load.pc, load.src]
+    if target.map is not None and source.map is not None and target.map != source.map:
+        return False
+    if write.value or target.offset is None or source.offset is None:
+        return True
+    first, other = target.offset + step.off, source.offset + load.off
+    return first < other + load.width // 8 and other < first + step.width // 8
 
 
 def _owner(known: Known, writes: list[_Write], write: _Write, load: Step) -> frozenset[str]:

@@ -178,12 +178,17 @@ class State:
     def decide_null(self, null: int, is_null: bool) -> None:
         """The pointers of link ``null`` are null, or are not. A null record needs no release."""
 
-        def change(value: Scalar | Pointer) -> Scalar | Pointer:
-            if isinstance(value, Pointer) and value.null == null:
-                return S64.zero if is_null else value._replace(null=0)
-            return value
-
-        self.rewrite(change)
+        for frame in self.frames:
+            registers = frame.registers
+            for index, value in enumerate(registers):
+                if type(value) is Pointer and value.null == null:
+                    registers[index] = S64.zero if is_null else value._replace(null=0)
+            for number, slot in frame.slots.items():
+                if any(type(s.value) is Pointer and s.value.null == null for s in slot.spills):
+                    (spill,) = slot.spills  # a pointer takes the whole slot
+                    assert isinstance(spill.value, Pointer), "as was just seen"
+                    known = S64.zero if is_null else spill.value._replace(null=0)
+                    frame.slots[number] = slot._replace(spills=(spill._replace(value=known),))
         if is_null:
             self.references = tuple(r for r in self.references if r != null)
 

@@ -277,7 +277,8 @@ class _Flow:
     def _note(self, table: list[int], index: int, bits: int) -> None:
         if bits & ~table[index]:
             table[index] |= bits
-            self._everything()
+            if len(table) > 1:  # other functions read it
+                self._everything()
 
     # Control
 
