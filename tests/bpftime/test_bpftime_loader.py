@@ -1,6 +1,8 @@
 """Loaders of libbpf, unchanged: what they read, write and are told."""
 
 import re
+import shlex
+import sys
 from collections import Counter
 
 import pytest
@@ -11,13 +13,9 @@ PROGRAMS = HERE / "programs"
 (SHARED_MAP,) = (each for each in EXAMPLES if each.program == "gpu_shared_map")
 
 
-@pytest.fixture(autouse=True)
-def libbpf(built):
+def under(built, program, *words, workload, options=("--hash-maps",)):
     if built.loader is None:
         pytest.skip("there is no libbpf.so.1 on this machine")
-
-
-def under(built, program, *words, workload, options=("--hash-maps",)):
     loader = " ".join([str(built.loader), str(PROGRAMS / f"{program}.bpf.o"), *words])
     return egpu(
         "run", "--sim", *options, "--loader-wait", "0.2", "--loader", loader, "--", *workload
@@ -26,6 +24,16 @@ def under(built, program, *words, workload, options=("--hash-maps",)):
 
 def adding(built, *more):
     return [built.workload, "add3", "--ptx", PTX, *more]
+
+
+def test_system_calls_are_answered_as_linux_does(built):
+    """Without libbpf: every command, its errors and its corners."""
+    loader = shlex.join([sys.executable, str(HERE / "raw_loader.py"), "30"])
+    done = egpu("run", "--sim", "--loader-wait", "0.2", "--loader", loader, "--", *adding(built))
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if line]
+    assert said[2:3] == ["done"], done.stdout  # after the two lines of the workload
+    assert "'kprobe/k<': unbalanced brackets" in done.stderr
 
 
 def test_records_of_a_linux_ring_buffer(built):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,8 @@ HERE = ROOT / "tests" / "bpftime"
 sys.path.insert(0, str(HERE))
 
 from examples import EXAMPLES, Example  # noqa: E402
-from running import Built, build, run_direct, run_loaded  # noqa: E402
+from running import PTX, Built, build, run_direct, run_loaded  # noqa: E402
+from running import egpu as run_egpu  # noqa: E402
 
 from egpu.bpf.helpers import HELPERS  # noqa: E402
 from egpu.bpf.maptypes import MapType, traits  # noqa: E402
@@ -55,15 +57,20 @@ def bpftime_examples(_built: GpuBuilt) -> str:
 
 
 def bpftime_loaders(_built: GpuBuilt) -> str:
-    """Some of them under a loader of libbpf, where there is one."""
+    """The system calls of a loader; and some examples under one of libbpf, where there is one."""
     chosen = [each for each in EXAMPLES if each.number in (1, 10, 11, 13) and _ready(each)]
     with tempfile.TemporaryDirectory(prefix="egpu-bpftime-") as folder:
         built = build(Path(folder))
+        raw = shlex.join([sys.executable, str(HERE / "raw_loader.py"), "30"])
+        workload = [str(built.workload), "add3", "--ptx", str(PTX)]
+        done = run_egpu("run", "--loader-wait", "0.2", "--loader", raw, "--", *workload)
+        said = [line for line in done.stdout.splitlines() if line]
+        require(said[2:3] == ["done"], f"system calls: {done.stdout[-1500:]}{done.stderr[-500:]}")
         if built.loader is None:
-            return "not run: this machine has no libbpf.so.1"
+            return "system calls exact; this machine has no libbpf.so.1"
         for example in chosen:
             example.check(example, run_loaded(example, built))
-    return f"{len(chosen)} examples exact under a loader"
+    return f"system calls exact; {len(chosen)} examples exact under a loader"
 
 
 def bpftime_directly(_built: GpuBuilt) -> str:

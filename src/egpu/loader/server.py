@@ -142,7 +142,8 @@ class LoaderServer:
 
     def _refused(self, request: Request, number: int, error: EgpuError) -> bytes:
         self.problems.append(str(error))
-        return wire.encode_reply(request.op, error=number, payload=f"{error}\n".encode())
+        text = f"{error}\n" if request.op is Op.PROG_LOAD else str(error)  # a log has lines
+        return wire.encode_reply(request.op, error=number, payload=text.encode())
 
     # What a request asks; each gives the value and the bytes of the reply.
 
