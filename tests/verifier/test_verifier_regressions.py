@@ -128,6 +128,25 @@ REFUSED = {
                      "out:\nmov %r7, 0\nin:"),
         "P2",
     ),
+    "pruning forgets that two numbers are one": (
+        VALUE.format(1)
+        + "ldxdw %r7, [%r6]\nmov %r8, %r7\nldxb %r1, [%r6]\njeq %r1, 0, join\n"
+        "ldxdw %r8, [%r6]\njoin:\njgt %r7, 15, out\nadd %r6, %r8\nldxb %r0, [%r6]\nexit\nout:"
+        + END,
+        "P2",
+    ),
+    "comparisons that rule one way out leave the others": (
+        INDEX.format("ldxdw %r7, [%r6]\nmov %r8, %r7\njgt %r7, 15, big\njgt %r8, 20, never\nja in\n"
+                     "never:\nmov %r7, 0\nja in\nbig:\njlt %r8, 16, never\nin:"),
+        "P2",
+    ),
+    "memory that a helper writes keeps what was known of it": (
+        "stdw [%r10-8], 3\nstdw [%r10-16], 3\nstdw [%r10-24], 3\nmov %r1, %r10\nadd %r1, -8\n"
+        "mov %r2, %r10\nadd %r2, -16\nmov %r3, %r10\nadd %r3, -24\ncall 505\n"
+        + VALUE.format(1)
+        + "ldxdw %r7, [%r10-16]\nadd %r6, %r7\nldxb %r0, [%r6]\nexit",
+        "P2",
+    ),
 }  # fmt: skip
 
 ACCEPTED = {

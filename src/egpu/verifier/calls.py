@@ -28,6 +28,7 @@ _REFUSED: dict[int, tuple[str, str]] = {
     94:  ("bpf_spin_unlock: lanes of a warp that wait for each other never end", "use atomics"),
 }  # fmt: skip
 
+_WAITING = frozenset({93, 94})
 
 _CORE_HINT = "test for it first: bpf_core_field_exists() and its like"
 _KEY_SIZE = 4  # of arrays
@@ -57,7 +58,7 @@ def find_helper(setting: Setting, number: int) -> Helper:
     if helper is None:
         reason, hint = _REFUSED.get(number, ("", "egpu.bpf.h has the helpers there are"))
         what = f"helper {number}" + (f", {reason}" if reason else " does not exist")
-        raise Refusal("P2", what, hint=hint)
+        raise Refusal("P5" if number in _WAITING else "P2", what, hint=hint)
     if helper.control and setting.policy is not Policy.CONTROL:
         raise Refusal(
             "P6",

@@ -60,7 +60,7 @@ _INSTEAD = {
     Region.MAP_KEY: "keys are only read: copy it, or update the map",
     Region.MAP_POINTER: "look an element up first",
     Region.FUNCTION: "give it to bpf_loop or bpf_for_each_map_elem",
-    Region.RECORD: "fill a record with plain stores",
+    Region.RECORD: "nobody else sees a record before it is submitted: use plain stores",
 }
 _LIMIT = 1 << 29  # Linux's BPF_MAX_VAR_OFF: no valid offset is as large
 CONTEXT_OFFSET = "context fields are read at constant offsets only"
@@ -128,7 +128,7 @@ def dereferenced(setting: Setting, value: Value, register: int, access: Access) 
     if pointer.region not in _ALLOWED[access]:
         text = describe(pointer, setting.program)
         raise Refusal(
-            "P2",
+            "P14" if (access, pointer.region) == (Access.ATOMIC, Region.RECORD) else "P2",
             f"{access.value} of {text} through r{register} is not allowed",
             hint=_INSTEAD.get(pointer.region, "use the stack or a map"),
         )

@@ -120,6 +120,13 @@ class PrintChecker:
     ) -> Text:
         """What is to be copied of ``value``: nothing of a number."""
         if wanted.shown is not Shown.TEXT:
+            if isinstance(value, Pointer):
+                shown = describe(value, self._setting.program)
+                raise Refusal(
+                    "P9",
+                    f"{name} is printed as a number and is a pointer ({shown})",
+                    hint="print what it points to",
+                )
             return _NUMBER
         if not isinstance(value, Pointer) or value.region not in _MEMORY or value.null:
             is_now = "a number" if value is None else describe(value, self._setting.program)
