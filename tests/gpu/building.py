@@ -27,6 +27,7 @@ NVCC_PROGRAMS = {
     "out_of_memory":   ((),                                 "out_of_memory.cu"),
     "machine_code":    (_MACHINE_CODE,                      "machine_code.cu"),
     "persistent":      (("-arch=sm_90",),                   "persistent.cu"),
+    "stress":          (_MACHINE_CODE,                      "stress.cu"),
 }
 # fmt: on
 

@@ -40,6 +40,26 @@ def sass_repeated(built: Built) -> str:
     return f"{launches} launches exact"
 
 
+def sass_stress(built: Built) -> str:
+    """More than 100,000 short launches: streams, graphs, a second context, and every device."""
+    argv = [built.program("stress"), "1100"]
+    unprobed = plain(argv)
+    run = probed(argv, options=ON, timeout=300)
+    require_same(unprobed, run)
+    launches = require_totals(run)
+    require(launches > 100_000, f"only {launches} launches")
+    return f"{launches} launches exact"
+
+
+def sass_preferred(built: Built) -> str:
+    """Where a program has machine code and PTX, probes go into the machine code."""
+    argv = [built.program("runtime_static")]
+    unprobed, run = plain(argv), probed(argv, options=ON)
+    require_same(unprobed, run)
+    launches = require_totals(run)
+    return f"{launches} launches exact"
+
+
 def sass_latencies(built: Built) -> str:
     """kernellat keeps the start in registers of its own: every kernel has durations."""
     argv = [built.program("machine_code"), "4"]
@@ -98,6 +118,21 @@ def sass_training(built: Built) -> str:
     return _framework("train")
 
 
+def sass_gemms(built: Built) -> str:
+    """Matrix products of every precision through cuBLAS and cuBLASLt, fp8 among them."""
+    return _framework("gemms")
+
+
+def sass_compiled(built: Built) -> str:
+    """torch.compile: forward and backward."""
+    return _framework("compiled")
+
+
+def sass_numba(built: Built) -> str:
+    """Kernels written in Python."""
+    return _framework("numba")
+
+
 def sass_triton(built: Built) -> str:
     """Triton kernels, tl.dot among them."""
     return _framework("triton")
@@ -116,10 +151,15 @@ def sass_jax(built: Built) -> str:
 CHECKS = (
     sass_counts,
     sass_repeated,
+    sass_stress,
+    sass_preferred,
     sass_latencies,
     sass_torch,
     sass_training,
+    sass_gemms,
+    sass_compiled,
     sass_triton,
     sass_cupy,
     sass_jax,
+    sass_numba,
 )

@@ -8,77 +8,14 @@ stays whole.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 
 from egpu.errors import InputError
-from egpu.image.cubin import (
-    HEADER,
-    HEADER_SIZE,
-    SECTION,
-    SEGMENT,
-    SHT_NOBITS,
-    SYMBOL,
-)
-from egpu.image.cubin_attributes import (
-    ATTRIBUTES,
-    Attribute,
-    Form,
-    Shape,
-    read_attributes,
-    write_attributes,
-)
-from egpu.image.cubin_contents import TEXT, Contents
-from egpu.image.cubin_edit import (
-    PT_PHDR,
-    SHT_NULL,
-    SHT_REL,
-    SHT_RELA,
-    Part,
-    Segment,
-    Symbol,
-    read_relocations,
-    symbol_table,
-    write_relocations,
-)
-
-STT_OBJECT = 1
-_STB_LOCAL = 0
-_RESERVED_INDEX = 0xFF00  # from here on a symbol's section is no section (ELF gABI)
-_DEBUG = (
-    ".debug_",
-    ".nv_debug_",
-    ".rel.debug_",
-    ".rela.debug_",
-    ".rel.nv_debug_",
-    ".rela.nv_debug_",
-)
-# Sections whose contents are known to hold no number of a section or symbol, or are renumbered.
-_KNOWN = (
-    ".shstrtab",
-    ".strtab",
-    ".symtab",
-    ".note.nv.",
-    ".nv.info",
-    ".nv.compat",
-    ".nv.callgraph",
-    ".nv.rel.action",
-    ".nv.constant",
-    ".nv.global",
-    ".nv.shared",
-    ".nv.local",
-    ".text.",
-    ".rel.text.",
-    ".rela.text.",
-    ".rel.nv.constant",
-    ".rela.nv.constant",
-    ".rel.nv.global",
-    ".rela.nv.global",
-)
-_CALL = struct.Struct("<II")  # .nv.callgraph: caller, callee
-_NOBODY = 0xFFFFFF00  # ... from here on not a symbol
-_SYMBOL_OF_CODE = (1 << 24) - 1  # sh_info of a text section: its symbol, below the registers
+from egpu.image.cubin_attributes import Attribute, Shape, read_attributes
+from egpu.image.cubin_common import common_of, is_known, shape_of
+from egpu.image.cubin_contents import Contents
+from egpu.image.cubin_edit import Symbol, read_relocations
+from egpu.image.cubin_write import Writer
 
 
 def alone(contents: Contents, kernel: str) -> bytes:
@@ -92,29 +29,15 @@ def alone(contents: Contents, kernel: str) -> bytes:
     kept = _kept_sections(contents, symbol)
     if kept is None:
         return contents.parts.cubin.data
-    return _Writer(contents, kept).file()
-
-
-def _is_known(part: Part) -> bool:
-    return part.type == SHT_NULL or part.name.startswith(_KNOWN)
+    return Writer(contents, kept).file()
 
 
 def _kept_sections(contents: Contents, kernel: Symbol) -> frozenset[int] | None:
     """Sections of the kernel, what it refers to, and what belongs to none; None if in doubt."""
     parts = contents.parts.parts
-    code = {at for at, part in enumerate(parts) if part.name.startswith(TEXT)}
-    described = {at for found in contents.about.values() for at in found}
-    kept = {
-        at
-        for at, part in enumerate(parts)
-        if at not in code
-        and at not in described
-        and part.type not in (SHT_REL, SHT_RELA)
-        and not part.name.startswith(_DEBUG)
-    }
-    work = [kernel.section, *kept]
-    kept.discard(kernel.section)
-    kept -= set(work)
+    common = common_of(contents)
+    kept: set[int] = set()
+    work = [kernel.section, *common.sections]
     while work:
         at = work.pop()
         if at in kept:
@@ -129,269 +52,16 @@ def _kept_sections(contents: Contents, kernel: Symbol) -> frozenset[int] | None:
                     work.append(section)
         if parts[at].name.startswith(".nv.info."):
             work += _named(contents, read_attributes(parts[at].data))
-    known = all(_is_known(parts[at]) and _attributes_known(parts[at]) for at in kept)
+    own = kept.difference(common.sections)
+    known = common.known and all(is_known(parts[at]) for at in own)
     return frozenset(kept) if known else None
 
 
 def _named(contents: Contents, attributes: Iterable[Attribute]) -> Iterable[int]:
     """Sections of the symbols that attributes name."""
     for each in attributes:
-        if _shape(each) is Shape.SYMBOLS:
+        if shape_of(each) is Shape.SYMBOLS:
             for index in each.words():
                 section = contents.symbols[index].section if index < len(contents.symbols) else 0
                 if 0 < section < len(contents.parts.parts):
                     yield section
-
-
-def _shape(attribute: Attribute) -> Shape | None:
-    kind = ATTRIBUTES.get(attribute.code)
-    return kind.shape if kind else None
-
-
-def _attributes_known(part: Part) -> bool:
-    """Whether no attribute can hold a symbol that nobody knows of (small ones have no room)."""
-    if not part.name.startswith(".nv.info"):
-        return True
-    return all(
-        each.form != Form.SIZED or each.code in ATTRIBUTES for each in read_attributes(part.data)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """New numbers of the sections and symbols that are kept."""
-
-    sections: Mapping[int, int]
-    symbols: Mapping[int, int]
-
-
-class _Writer:
-    """Puts the file together: sections in their order, then both header tables."""
-
-    def __init__(self, contents: Contents, kept: frozenset[int]) -> None:
-        self._contents = contents
-        self._parts = contents.parts.parts
-        self._kept = sorted(kept)
-        self._symbols = self._kept_symbols(kept)
-        self._numbers = _Numbers(
-            {at: number for number, at in enumerate(self._kept)},
-            {each.index: number for number, each in enumerate(self._symbols)},
-        )
-
-    def _kept_symbols(self, kept: frozenset[int]) -> list[Symbol]:
-        """Those of kept sections; variables only if something refers to them by their symbol (code
-        reads constants by their place)."""
-        referred: set[int] = set()
-        for at in kept:
-            if self._parts[at].type in (SHT_REL, SHT_RELA):
-                referred.update(each.symbol for each in read_relocations(self._parts[at]))
-        return [
-            each
-            for each in self._contents.symbols
-            if each.index in referred
-            or each.section == 0
-            or each.section >= _RESERVED_INDEX
-            or (each.section in kept and (each.type != STT_OBJECT or self._is_constant(each)))
-        ]
-
-    def _is_constant(self, symbol: Symbol) -> bool:
-        return self._parts[symbol.section].name.startswith(".nv.constant")
-
-    def file(self) -> bytes:
-        names = _Strings()
-        strings = _Strings()
-        table = b"".join(self._symbol(each, strings) for each in self._symbols)
-        locals_ = sum(1 for each in self._symbols if each.info >> 4 == _STB_LOCAL)
-        name_at = [names.add(self._parts[at].name) for at in self._kept]
-        symtab = symbol_table(self._contents.parts)
-        text = {
-            self._parts[symtab].link: strings.data,
-            self._section_names(): names.data,
-            symtab: table,
-        }
-        out = bytearray(HEADER_SIZE)
-        rows: list[Part] = []
-        for at, name in zip(self._kept, name_at, strict=True):
-            part = self._part(at, text, locals_)
-            if part.type not in (SHT_NULL, SHT_NOBITS):
-                out += bytes(-len(out) % max(part.align, 1))
-            offset = 0 if part.type == SHT_NULL else len(out)
-            rows.append(replace(part, name_at=name, offset=offset))
-            out += part.data
-        return self._with_tables(out, rows)
-
-    def _section_names(self) -> int:
-        form, at = HEADER["shstrndx"][1], HEADER["shstrndx"][0]
-        return int(struct.unpack_from(form, self._contents.parts.cubin.data, at)[0])
-
-    def _symbol(self, symbol: Symbol, strings: _Strings) -> bytes:
-        section = self._numbers.sections.get(symbol.section, symbol.section)
-        return SYMBOL.pack(
-            strings.add(symbol.name),
-            symbol.info,
-            symbol.other,
-            section,
-            symbol.value,
-            symbol.size,
-        )
-
-    def _part(self, at: int, text: Mapping[int, bytes], locals_: int) -> Part:
-        part = self._parts[at]
-        sections, symbols = self._numbers.sections, self._numbers.symbols
-        data = text.get(at)
-        info = part.info
-        if part.type in (SHT_REL, SHT_RELA):
-            data = write_relocations(
-                tuple(
-                    replace(each, symbol=symbols[each.symbol]) for each in read_relocations(part)
-                ),
-                part.type,
-            )
-            info = sections[part.info]
-        elif part.name.startswith(TEXT):
-            was = part.info & _SYMBOL_OF_CODE
-            info = part.info & ~_SYMBOL_OF_CODE | symbols.get(was, 0)
-        elif at == symbol_table(self._contents.parts):
-            info = locals_
-        elif part.flags & 0x40 and part.info in sections and not part.name.startswith(".note"):
-            info = sections[part.info]
-        if part.name.startswith(".nv.info"):
-            data = self._attributes(part)
-        elif part.name == ".nv.callgraph":
-            data = self._calls(part)
-        data = part.data if data is None else data
-        size = part.size if part.type == SHT_NOBITS else len(data)
-        link = sections.get(part.link, 0)
-        return replace(part, data=data, size=size, link=link, info=info)
-
-    def _attributes(self, part: Part) -> bytes:
-        symbols = self._numbers.symbols
-        out: list[Attribute] = []
-        for each in read_attributes(part.data):
-            match _shape(each):
-                case Shape.SYMBOL_VALUE | Shape.BANK:
-                    index = int.from_bytes(each.payload[:4], "little")
-                    if index not in symbols:
-                        continue  # about another kernel
-                    payload = symbols[index].to_bytes(4, "little") + each.payload[4:]
-                    out.append(replace(each, payload=payload))
-                case Shape.SYMBOLS:
-                    numbers = [symbols[index] for index in each.words() if index in symbols]
-                    payload = struct.pack(f"<{len(numbers)}I", *numbers)
-                    out.append(replace(each, payload=payload, value=len(payload)))
-                case _:
-                    out.append(each)
-        return write_attributes(out)
-
-    def _calls(self, part: Part) -> bytes:
-        symbols = self._numbers.symbols
-        out = b""
-        for caller, callee in _CALL.iter_unpack(part.data[: len(part.data) // 8 * 8]):
-            if caller in symbols and (callee in symbols or callee >= _NOBODY):
-                out += _CALL.pack(symbols[caller], symbols.get(callee, callee))
-        return out
-
-    def _with_tables(self, out: bytearray, rows: Sequence[Part]) -> bytes:
-        head = bytearray(self._contents.parts.cubin.data[:HEADER_SIZE])
-        out += bytes(-len(out) % 8)
-        _put(head, "shoff", len(out))
-        _put(head, "shnum", len(rows))
-        _put(head, "shstrndx", self._numbers.sections[self._section_names()])
-        for row in rows:
-            out += SECTION.pack(
-                row.name_at,
-                row.type,
-                row.flags,
-                row.address,
-                row.offset,
-                row.size,
-                row.link,
-                row.info,
-                row.align,
-                row.entsize,
-            )
-        segments = self._segments(rows, len(out))
-        _put(head, "phoff", len(out) if segments else 0)
-        _put(head, "phnum", len(segments))
-        for each in segments:
-            out += SEGMENT.pack(
-                each.type,
-                each.flags,
-                each.offset,
-                each.virtual,
-                each.physical,
-                each.file_size,
-                each.memory_size,
-                each.align,
-            )
-        out[:HEADER_SIZE] = head
-        return bytes(out)
-
-    def _segments(self, rows: Sequence[Part], table: int) -> list[Segment]:
-        """One for what each covered; those of which nothing is left go."""
-        covering: list[tuple[Segment, list[Part]]] = []
-        own = struct.unpack_from("<Q", self._contents.parts.cubin.data, HEADER["phoff"][0])[0]
-        for segment in self._contents.parts.segments:
-            found: list[Part] = []
-            itself = segment.type == PT_PHDR or segment.offset == own
-            if not itself:
-                found = [
-                    row
-                    for at, row in zip(self._kept, rows, strict=True)
-                    if _covers(segment, self._parts[at])
-                ]
-            if itself or found:
-                covering.append((segment, found))
-        size = len(covering) * SEGMENT.size
-        return [_segment(segment, found, table, size) for segment, found in covering]
-
-
-_WRITABLE, _ALLOCATED = 1, 2
-
-
-def _covers(segment: Segment, part: Part) -> bool:
-    if not part.flags & _ALLOCATED or part.type == SHT_NULL:
-        return False
-    if part.type == SHT_NOBITS:
-        ends = segment.offset + segment.file_size
-        return segment.memory_size > segment.file_size and (
-            segment.offset <= part.offset <= ends and bool(part.flags & _WRITABLE)
-        )
-    return segment.offset <= part.offset < segment.offset + segment.file_size
-
-
-def _segment(segment: Segment, found: Sequence[Part], table: int, size: int) -> Segment:
-    if not found:
-        return replace(segment, offset=table, file_size=size, memory_size=size)
-    stored = [row for row in found if row.type != SHT_NOBITS]
-    begin = min(row.offset for row in stored or found)
-    end = max((row.offset + row.size for row in stored), default=begin)
-    memory = end - begin
-    for row in found:
-        if row.type == SHT_NOBITS:
-            memory = -(-memory // max(row.align, 1)) * max(row.align, 1) + row.size
-    return replace(segment, offset=begin, file_size=end - begin, memory_size=memory)
-
-
-class _Strings:
-    """A string table that is being written."""
-
-    def __init__(self) -> None:
-        self._places: dict[str, int] = {"": 0}
-        self._data = bytearray(1)
-
-    def add(self, text: str) -> int:
-        at = self._places.get(text)
-        if at is None:
-            at = self._places[text] = len(self._data)
-            self._data += text.encode("utf-8", "backslashreplace") + b"\0"
-        return at
-
-    @property
-    def data(self) -> bytes:
-        return bytes(self._data)
-
-
-def _put(head: bytearray, field: str, value: int) -> None:
-    at, form = HEADER[field]
-    struct.pack_into(form, head, at, value)

@@ -7,6 +7,7 @@ what ptxas 12.8 and 13.0 write.
 from __future__ import annotations
 
 import enum
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ class Attribute:
         return struct.unpack(f"<{len(self.payload) // 4}I", self.payload[: len(self.payload) & ~3])
 
 
+@functools.lru_cache(maxsize=256)  # a kernel's are asked for several times
 def read_attributes(content: bytes) -> tuple[Attribute, ...]:
     """Every attribute of a section; InputError when one runs past the end."""
     found: list[Attribute] = []

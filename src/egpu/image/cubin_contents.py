@@ -23,7 +23,7 @@ TEXT = ".text."
 _ABOUT_ANOTHER = 0x40  # SHF_INFO_LINK: sh_info is the section that this one is about
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Contents:
     """A cubin's parts and symbols.
 

@@ -7,6 +7,7 @@ it was, byte for byte.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -116,18 +117,12 @@ class CubinParts:
         self, changed: Mapping[int, bytes], info: Mapping[int, int] | None = None
     ) -> CubinParts:
         """The same with new contents of some sections, and new ``sh_info`` of some."""
-        return replace(
-            self,
-            parts=tuple(
-                replace(
-                    part,
-                    data=changed.get(at, part.data),
-                    size=len(changed[at]) if at in changed else part.size,
-                    info=(info or {}).get(at, part.info),
-                )
-                for at, part in enumerate(self.parts)
-            ),
-        )
+        parts = list(self.parts)
+        for at, data in changed.items():
+            parts[at] = replace(parts[at], data=data, size=len(data))
+        for at, value in (info or {}).items():
+            parts[at] = replace(parts[at], info=value)
+        return replace(self, parts=tuple(parts))
 
 
 def take_apart(cubin: Cubin) -> CubinParts:
@@ -211,9 +206,9 @@ def put_together(parts: CubinParts) -> bytes:
     return bytes(out)
 
 
-def file_offset(parts: CubinParts, section: int) -> int:
-    """Where a section begins in the file that ``put_together`` makes."""
-    return _places(parts)[section][1]
+def file_offsets(parts: CubinParts) -> dict[int, int]:
+    """Where each section with bytes begins in the file that ``put_together`` makes."""
+    return {section: begin for section, (_, begin) in _places(parts).items() if section >= 0}
 
 
 def _places(parts: CubinParts) -> dict[int, tuple[_Piece, int]]:
@@ -307,9 +302,13 @@ def read_symbols(parts: CubinParts) -> tuple[Symbol, ...]:
     table = parts.parts[symbol_table(parts)]
     if table.link >= len(parts.parts):
         raise _malformed(f"symbol names in section {table.link} of {len(parts.parts)}")
-    names = parts.parts[table.link].data
+    return _symbols(table.data, parts.parts[table.link].data)
+
+
+@functools.lru_cache(maxsize=32)  # a twin's are asked for several times
+def _symbols(table: bytes, names: bytes) -> tuple[Symbol, ...]:
     symbols = []
-    for index, row in enumerate(SYMBOL.iter_unpack(table.data[: len(table.data) // 24 * 24])):
+    for index, row in enumerate(SYMBOL.iter_unpack(table[: len(table) // 24 * 24])):
         end = names.find(b"\0", row[0])
         if end < 0:
             raise _malformed(f"a symbol name at byte {row[0]} of {len(names)}")
@@ -330,9 +329,15 @@ def read_relocations(part: Part) -> tuple[Relocation, ...]:
     row = RELA if part.type == SHT_RELA else REL
     if part.type not in (SHT_RELA, SHT_REL) or len(part.data) % row.size:
         raise _malformed(f"{part.name} is no relocation section")
+    return _relocations(part.data, part.type)
+
+
+@functools.lru_cache(maxsize=64)  # those of a cubin are asked for with each of its kernels
+def _relocations(data: bytes, kind: int) -> tuple[Relocation, ...]:
+    row = RELA if kind == SHT_RELA else REL
     return tuple(
         Relocation(values[0], values[1] >> 32, values[1] & 0xFFFFFFFF, (*values, None)[2])
-        for values in row.iter_unpack(part.data)
+        for values in row.iter_unpack(data)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -57,7 +57,9 @@ class ProbeSet:
 
     def matching(self, kernel: str) -> tuple[Attachment, ...]:
         """What to put into ``kernel`` (mangled name); each program at most once per site kind."""
-        readable = demangle(kernel)
+        # Reading a mangled name takes longer than all the rest; for a lone star nobody has to.
+        plain = all(pattern == "*" for pattern in self._patterns())
+        readable = kernel if plain else demangle(kernel)
         if self._only and not matches(_narrowing(self._only), kernel, readable):
             return ()
         chosen: dict[_Key, Attachment] = {}
@@ -65,6 +67,10 @@ class ProbeSet:
             if self.is_enabled(attachment.program) and matches(attachment.point, kernel, readable):
                 chosen.setdefault(_key(attachment), attachment)
         return tuple(chosen.values())
+
+    def _patterns(self) -> Iterator[str]:
+        yield self._only or "*"
+        yield from (each.point.pattern for each in self._attachments)
 
     def fingerprint(self, attachment: Attachment) -> str:
         """Names everything that the device code of ``attachment`` depends on, without compiling.

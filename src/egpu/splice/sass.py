@@ -184,19 +184,27 @@ def _assembled(
             blocks = held
         else:
             manner = Manner()
-    if Rule.NO_CARRIED_UNIFORMS not in rules or not _carries(blocks, setting):
+    if Rule.NO_CARRIED_UNIFORMS not in rules:
         return blocks
-    blocks = assemble_probes(kernel, setting, replace(manner, apart=True))
-    if blocks.exit and _carries(blocks, setting):
-        words = localised(blocks.exit.words, setting.arch)
-        blocks = replace(blocks, exit=replace(blocks.exit, words=words))
-    if _carries(blocks, setting):
-        leaving = [each for each in setting.probes if each.kind is AttachKind.EXIT]
-        raise UnsupportedError(
-            f"exit probes ({', '.join(each.program for each in leaving)}) with uniform values "
-            "that live across branches"
-        )
-    return blocks
+    for each in (manner, replace(manner, apart=True)):
+        blocks = assemble_probes(kernel, setting, each) if each.apart else blocks
+        if not _carries(blocks, setting):
+            return blocks
+        blocks = _localised(blocks, setting)
+        if not _carries(blocks, setting):
+            return blocks
+    leaving = [each for each in setting.probes if each.kind is AttachKind.EXIT]
+    raise UnsupportedError(
+        f"exit probes ({', '.join(each.program for each in leaving)}) with uniform values "
+        "that live across branches"
+    )
+
+
+def _localised(blocks: ProbeBlocks, setting: ProbeSetting) -> ProbeBlocks:
+    if blocks.exit is None:
+        return blocks
+    words = localised(blocks.exit.words, setting.arch)
+    return replace(blocks, exit=replace(blocks.exit, words=words))
 
 
 def _carries(blocks: ProbeBlocks, setting: ProbeSetting) -> bool:
@@ -278,7 +286,7 @@ class _Splice:
         self.exits = len(changed)
         probe = without_yields(block.words, self._rules)
         if Rule.OWN_UNIFORMS in self._rules:
-            renaming = free_numbers(probe, self._around)
+            renaming = free_numbers(tuple(probe), self._around)
             probe = [renamed(word, renaming) for word in probe]
         for index, kind, half in start_reads(probe):
             word = probe[index]

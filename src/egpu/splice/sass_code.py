@@ -20,10 +20,11 @@ _Numbers = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Code:
-    """Instructions; ``low`` and ``high`` are the two halves of each."""
+    """Instructions; ``low`` and ``high`` are the two halves of each, ``opcodes`` its opcode."""
 
     low: _Numbers
     high: _Numbers
+    opcodes: _Numbers
 
     @classmethod
     def of(cls, data: bytes) -> Code:
@@ -31,7 +32,7 @@ class Code:
         if len(data) % SIZE:
             raise InputError(f"{len(data)} bytes of machine code", where="cubin")
         halves = np.frombuffer(data, "<u8").reshape(-1, 2)
-        return cls(halves[:, 0].copy(), halves[:, 1].copy())
+        return _code(halves[:, 0].copy(), halves[:, 1].copy())
 
     def __len__(self) -> int:
         return len(self.low)
@@ -46,10 +47,6 @@ class Code:
             for low, high in zip(self.low.tolist(), self.high.tolist(), strict=True)
         )
 
-    @property
-    def opcodes(self) -> _Numbers:
-        return self.field(OPCODE)
-
     def field(self, field: Field) -> _Numbers:
         """That field of every instruction."""
         mask = np.uint64((1 << field.width) - 1)
@@ -62,12 +59,15 @@ class Code:
 
     def where(self, *opcodes: int) -> list[int]:
         """Indices of the instructions with one of these opcodes."""
-        found: list[int] = np.nonzero(np.isin(self.opcodes, opcodes))[0].tolist()
+        chosen = self.opcodes == opcodes[0]
+        for opcode in opcodes[1:]:
+            chosen |= self.opcodes == opcode
+        found: list[int] = np.flatnonzero(chosen).tolist()
         return found
 
     def some(self, chosen: NDArray[np.bool_]) -> Code:
         """The chosen ones, in their order."""
-        return Code(self.low[chosen], self.high[chosen])
+        return Code(self.low[chosen], self.high[chosen], self.opcodes[chosen])
 
     def with_words(self, changed: dict[int, int]) -> Code:
         """The same with some instructions replaced."""
@@ -75,12 +75,16 @@ class Code:
         for index, word in changed.items():
             low[index] = word & (1 << _HALF) - 1
             high[index] = word >> _HALF
-        return Code(low, high)
+        return _code(low, high)
 
     def followed_by(self, other: Code) -> Code:
         """Both, one behind the other."""
-        return Code(np.concatenate([self.low, other.low]), np.concatenate([self.high, other.high]))
+        return _code(np.concatenate([self.low, other.low]), np.concatenate([self.high, other.high]))
 
     def data(self) -> bytes:
         """The bytes of the section."""
         return np.stack([self.low, self.high], axis=1).astype("<u8").tobytes()
+
+
+def _code(low: _Numbers, high: _Numbers) -> Code:
+    return Code(low, high, low & np.uint64((1 << OPCODE.width) - 1))

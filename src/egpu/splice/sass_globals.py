@@ -16,7 +16,7 @@ from egpu.image.cubin_edit import (
     CubinParts,
     Relocation,
     Symbol,
-    file_offset,
+    file_offsets,
     read_symbols,
     relocations_of,
     write_relocations,
@@ -130,7 +130,8 @@ def _used(parts: CubinParts, kernel: Kernel, bank: int) -> frozenset[int] | None
 def constants_of(code: Code, bank: int) -> frozenset[int] | None:
     """The same of one section's code."""
     forms, opcodes = code.field(FORM), code.opcodes
-    here = np.isin(forms, CONSTANT_FORMS) & (code.field(CONSTANT_BANK) == bank)
+    here = (forms == CONSTANT_FORMS[0]) | (forms == CONSTANT_FORMS[1])
+    here &= code.field(CONSTANT_BANK) == bank
     indexed = here & (
         ((opcodes == LDC) & (code.field(SOURCE_A) != RZ))
         | ((opcodes == ULDC_INDEXED) & (code.field(UNIFORM_A) != URZ))
@@ -149,7 +150,9 @@ def _is_variable(parts: CubinParts, symbol: Symbol) -> bool:
 
 def patches(parts: CubinParts, shared: tuple[_Shared, ...]) -> tuple[GlobalPatch, ...]:
     """Where to fill in what, in the file that the parts make."""
+    if not shared:
+        return ()
+    begins = file_offsets(parts)
     return tuple(
-        GlobalPatch(file_offset(parts, each.section) + each.at, each.name, each.addend)
-        for each in shared
+        GlobalPatch(begins[each.section] + each.at, each.name, each.addend) for each in shared
     )

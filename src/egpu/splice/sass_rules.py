@@ -72,6 +72,7 @@ class Rule(enum.Enum):
 
 EVERY_RULE = frozenset(Rule)
 _LATE_READ_SCOREBOARD = 5
+_READS_LATE = np.isin(np.arange(1 << BASE.width), sorted(LATE_READERS))  # by base opcode
 _VISIBLE_AFTER = 2
 
 
@@ -79,7 +80,7 @@ def with_late_reads(code: Code, rules: frozenset[Rule]) -> Code:
     """A kernel's code; every store has a scoreboard that tells when its sources were read."""
     if Rule.LATE_READS not in rules:
         return code
-    untracked = np.isin(code.field(BASE), sorted(LATE_READERS))
+    untracked = _READS_LATE[code.field(BASE)]
     for field in (READ_SCOREBOARD, WRITE_SCOREBOARD):
         untracked &= code.field(field) == NO_SCOREBOARD
     return code.with_words(

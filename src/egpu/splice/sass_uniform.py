@@ -282,15 +282,12 @@ class Renaming:
     barriers: Mapping[int, int]
 
 
-def free_numbers(probe: Sequence[int], kernel: Usage) -> Renaming:
+def free_numbers(probe: tuple[int, ...], kernel: Usage) -> Renaming:
     """Numbers for ``probe`` that ``kernel`` does not use; UnsupportedError when there are none.
 
     No instruction of a probe names more than a pair of uniform registers, so pairs stay together.
     """
-    own = usage_exact(probe)
-    named = {
-        Field(at, REGISTER).of(word) for word in probe for at in register_fields(word) or ()
-    } - {URZ}
+    own, named = usage_exact(probe)
     wanted = sorted({each // 2 for each in named})  # a pair begins at an even number
     free = [
         pair
@@ -320,13 +317,23 @@ def _matched(what: str, wanted: frozenset[int], used: frozenset[int], count: int
     return dict(zip(sorted(wanted), reversed(free), strict=False))
 
 
-def usage_exact(words: Sequence[int]) -> Usage:
-    """What a probe uses; UnsupportedError for an instruction that is not in the tables."""
+@functools.lru_cache(maxsize=256)
+def usage_exact(words: tuple[int, ...]) -> tuple[Usage, frozenset[int]]:
+    """What a probe uses, and the numbers of uniform registers that it names; UnsupportedError for
+    an instruction that is not in the tables."""
+    named: set[int] = set()
     for word in words:
-        known = register_fields(word) is not None and predicate_fields(word) is not None
-        if not known or OPCODE.of(word) in (BMOV_FROM, BMOV_TO):
-            raise UnsupportedError(f"a probe with the instruction {OPCODE.of(word):#x}")
-    return usage(words)
+        fields = register_fields(word)
+        if fields is None or predicate_fields(word) is None:
+            raise _unknown(word)
+        if OPCODE.of(word) in (BMOV_FROM, BMOV_TO):
+            raise _unknown(word)
+        named.update(Field(at, REGISTER).of(word) for at in fields)
+    return usage(words), frozenset(named - {URZ})
+
+
+def _unknown(word: int) -> UnsupportedError:
+    return UnsupportedError(f"a probe with the instruction {OPCODE.of(word):#x}")
 
 
 def renamed(word: int, renaming: Renaming) -> int:

@@ -1,6 +1,6 @@
 """What PyTorch, Triton, CuPy and JAX launch: operators with digests of their results.
 
-    frameworks.py torch|train|triton|cupy|jax
+    frameworks.py torch|train|gemms|compiled|triton|cupy|jax|numba
 
 Prints one JSON object on the last line: a digest for each operator.  Exit code 77 if the framework
 is not installed.
@@ -117,6 +117,76 @@ def torch_training():
     yield "graph", digest(host(moved))
 
 
+def torch_gemms():
+    import torch
+
+    torch.manual_seed(5)
+    for rows, columns, depth in (
+        (1024, 1024, 1024),
+        (64, 4096, 4096),
+        (4096, 64, 8192),
+        (96, 80, 64),
+    ):
+        a = torch.randn(rows, depth, device="cuda") / 8
+        b = torch.randn(depth, columns, device="cuda") / 8
+        bias = torch.randn(columns, device="cuda")
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            left, right = a.to(dtype), b.to(dtype)
+            for _ in range(3):
+                product = torch.nn.functional.linear(left, right.t().contiguous(), bias.to(dtype))
+                result = product + left @ right
+            yield f"{dtype}_{rows}_{columns}_{depth}", digest(host(result))
+        torch.backends.cuda.matmul.allow_tf32 = True
+        yield f"tf32_{rows}_{columns}_{depth}", digest(host(a @ b))
+        torch.backends.cuda.matmul.allow_tf32 = False
+        one = torch.ones((), device="cuda")
+        left = a.to(torch.float8_e4m3fn)
+        right = b.t().contiguous().to(torch.float8_e4m3fn).t()
+        for _ in range(3):
+            result = torch._scaled_mm(
+                left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+            )
+        yield f"fp8_{rows}_{columns}_{depth}", digest(host(result))
+
+
+def torch_compiled():
+    import torch
+    from torch import nn
+
+    torch.manual_seed(13)
+    model = nn.Sequential(
+        nn.Linear(256, 512), nn.GELU(), nn.LayerNorm(512), nn.Linear(512, 64)
+    ).cuda()
+    compiled = torch.compile(model)
+    x = torch.randn(128, 256, device="cuda")
+    for step in range(5):
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(compiled(x), torch.arange(128, device="cuda") % 64)
+        loss.backward()
+        with torch.no_grad():
+            for each in model.parameters():
+                each.sub_(each.grad, alpha=0.01)
+        yield f"loss_{step}", digest(host(loss))
+
+
+def numba_kernels():
+    import numpy
+    from numba import cuda
+
+    @cuda.jit
+    def axpy(out, x, a):
+        i = cuda.grid(1)
+        if i < x.size:
+            out[i] = a * x[i] + out[i]
+
+    x = numpy.arange(100_003, dtype=numpy.float32)
+    out = cuda.to_device(numpy.ones_like(x))
+    device = cuda.to_device(x)
+    for _ in range(20):
+        axpy[(x.size + 255) // 256, 256](out, device, numpy.float32(0.5))
+    yield "axpy", digest(out.copy_to_host())
+
+
 def triton_kernels():
     import torch
     import triton
@@ -181,9 +251,12 @@ def jax_functions():
 WORK = {
     "torch": torch_operators,
     "train": torch_training,
+    "gemms": torch_gemms,
+    "compiled": torch_compiled,
     "triton": triton_kernels,
     "cupy": cupy_arrays,
     "jax": jax_functions,
+    "numba": numba_kernels,
 }
 
 
