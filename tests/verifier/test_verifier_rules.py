@@ -302,7 +302,7 @@ def test_jumps_and_references(text, message):
             {"max_entries": 0},
             "map totals: 0 values of 16 bytes, must be at least 1 of 1 to 536870911",
         ),
-        ({"type": MapType.BLOOM_FILTER}, "map totals: type BLOOM_FILTER is not supported"),
+        ({"type": MapType.STACK_TRACE}, "map totals: type STACK_TRACE is not supported"),
     ],
 )
 def test_maps_of_sizes_that_no_device_body_expects(change, message):
