@@ -24,13 +24,24 @@ from egpu.version import VERSION as __version__
 if TYPE_CHECKING:
     from egpu.bpf.object import read_object
     from egpu.maps import UpdateFlag
-    from egpu.session import Globals, Link, Object, Options, PinnedMap, Session, open_map, run
+    from egpu.session import (
+        Globals,
+        Link,
+        Object,
+        ObjectProgram,
+        Options,
+        PinnedMap,
+        Session,
+        open_map,
+        run,
+    )
     from egpu.verifier import Policy, verify
 
 _LAZY = {
     "Globals": "egpu.session",
     "Link": "egpu.session",
     "Object": "egpu.session",
+    "ObjectProgram": "egpu.session",
     "Options": "egpu.session",
     "PinnedMap": "egpu.session",
     "Policy": "egpu.verifier",
@@ -52,6 +63,7 @@ __all__ = [
     "Link",
     "MapError",
     "Object",
+    "ObjectProgram",
     "Options",
     "PinnedMap",
     "Policy",

@@ -1,11 +1,18 @@
 """``egpu.Object`` in real runs on the simulated device."""
 
+import hashlib
+import importlib.util
+import shutil
+import sys
+
 import pytest
 from test_host_maps import PROGRAM, running
 from test_runtime_cli import pytestmark
 
 import egpu
 from egpu.errors import InputError, MapError
+from egpu.session.loadable import load
+from egpu.session.stub import module_text
 
 __all__ = ["pytestmark"]
 
@@ -155,3 +162,29 @@ def test_a_command_that_does_not_start_frees_the_object():
         egpu.run(["/no/such"], programs=obj, options=egpu.Options(simulated=True))
     obj.rodata.keys = 4
     assert (obj.session, obj.rodata.keys) == (None, 4)
+
+
+def test_a_generated_module_runs(tmp_path):
+    """Records and values are the module's own classes, in a session too."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    shutil.copy(PROGRAM, folder)
+    text = module_text(load(PROGRAM), hashlib.sha256(PROGRAM.read_bytes()).hexdigest())
+    (folder / "generated_types.py").write_text(text)
+    spec = importlib.util.spec_from_file_location("generated_types", folder / "generated_types.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["generated_types"] = module
+    spec.loader.exec_module(module)
+    obj = module.HostMaps()
+    obj.rodata.records_on = 1
+    obj.maps["settings"][0] = module.Setting(factor=6, bias=0)
+    obj.progs.on_second.detach()
+    with running(tmp_path, obj) as (session, stepper):
+        stepper.do("first 3 9")
+        stepper.do("second 2 9")
+        stepper.end(session)
+        assert obj.maps["totals"].to_dict() == {0: 27, 1: 0, 2: 162, 3: 5, 4: 0, 5: 0}
+        assert type(obj.maps["settings"][0]) is module.Setting
+        records = list(obj.maps["records"])
+        assert {type(record) for record in records} == {module.Record}
+        assert sorted(record.block for record in records) == [0, 0, 1, 1, 2]

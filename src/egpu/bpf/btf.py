@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from egpu.bpf.arith import signed
@@ -109,6 +110,8 @@ class Btf:
     def __init__(self, types: tuple[BtfType, ...], strings: bytes) -> None:
         self.types = types
         self._strings = strings
+        # Classes for records, by C name and fields, in the place of namedtuples made on the way.
+        self.records: Mapping[tuple[str, tuple[str, ...]], Callable[..., object]] = {}
 
     @classmethod
     def parse(cls, data: bytes, where: str = ".BTF") -> Btf:
@@ -127,7 +130,9 @@ class Btf:
 
     def with_types(self, types: tuple[BtfType, ...]) -> Btf:
         """The same strings with other types."""
-        return Btf(types, self._strings)
+        made = Btf(types, self._strings)
+        made.records = self.records
+        return made
 
     def find(self, name: str, kind: BtfKind) -> BtfType | None:
         """The first type of that name and kind, None if there is none."""

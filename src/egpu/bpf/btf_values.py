@@ -48,7 +48,8 @@ def decode_value(btf: Btf, type_id: int, data: bytes, depth: int) -> object:
         case kind:
             raise InputError(f"{kind} {row.name} has no values", where=".BTF")
     names = tuple(name for name, _ in fields)
-    return _tuple_class(row.name, names)(*(value for _, value in fields))
+    made = btf.records.get((row.name, legal_names(names))) if btf.records else None
+    return (made or _tuple_class(row.name, names))(*(value for _, value in fields))
 
 
 def _integer(row: BtfType, value: int, bits: int) -> int:

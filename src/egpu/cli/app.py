@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: (module of egpu.cli, what it d
     "verify":             ("verify",      "Check the programs of an object file."),
     "inspect":            ("inspect",     "Show kernels and probe sites of an image or program."),
     "cache":              ("cache",       "Show and clear the twins that are kept on disk."),
+    "gen":                ("gen",         "Write a Python module with the types of an object."),
     "map":                ("map",         "Read and change maps of running sessions, pinned ones."),
     "doctor":             ("doctor",      "Say what works on this machine and what to install."),
     "exec":               ("exec",        "Run one eBPF program once, on memory of your own."),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from egpu.bpf import program as bpf
 from egpu.bpf.btf import BtfKind
@@ -115,11 +117,24 @@ class Object:
     probed launch (``.rodata`` when programs are verified and compiled).  While the session is open
     they are the session's own; once it is closed they show again what the next run begins with.
 
+    Modules that ``egpu gen`` writes have a subclass for one object file: ``FILE`` beside the
+    module, which is ``source`` if none is given, and must have the digest ``SHA256``; ``RECORDS``
+    are classes for its structs.
+
     Raises InputError or UnsupportedError as ``read_object`` does.
     """
 
-    def __init__(self, source: str | Path | bpf.Object) -> None:
-        self._spec = source if isinstance(source, bpf.Object) else load(source)
+    FILE: ClassVar[str] = ""
+    SHA256: ClassVar[str] = ""
+    RECORDS: ClassVar[Mapping[tuple[str, tuple[str, ...]], Callable[..., object]]] = {}
+
+    def __init__(self, source: str | Path | bpf.Object | None = None) -> None:
+        if source is None:
+            source = self._beside_module()
+        self._spec = source if isinstance(source, bpf.Object) else load(source, self.SHA256)
+        for spec in self._spec.maps if self.RECORDS else ():
+            if spec.btf is not None:
+                spec.btf.records = self.RECORDS
         names = tuple(spec.name for spec in self._spec.maps)
         self._arenas = Arenas(self._spec.maps, names, frozenset(), 0, compiled=False)
         self._session: Session | None = None
@@ -134,6 +149,12 @@ class Object:
     def name(self) -> str:
         """The file's name."""
         return self._spec.name
+
+    def _beside_module(self) -> Path:
+        module = getattr(sys.modules.get(type(self).__module__), "__file__", None)
+        if not self.FILE or module is None:
+            raise InputError("no object file was named", hint="give its path")
+        return Path(module).with_name(self.FILE)
 
     @property
     def programs(self) -> Mapping[str, ObjectProgram]:
@@ -263,13 +284,21 @@ class Object:
         return (self._arenas, 0) if session is None else (session.arenas, self._base)
 
 
-def load(source: str | Path) -> bpf.Object:
-    """Read an object file; InputError that names it if it cannot be read."""
+def load(source: str | Path, sha256: str = "") -> bpf.Object:
+    """Read an object file; InputError that names it if it cannot be read, or has another digest
+    than ``sha256``."""
     path = Path(source)
     try:
-        return read_object(path.read_bytes(), path.name, kernel=kernel_types())
+        data = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    if sha256 and hashlib.sha256(data).hexdigest() != sha256:
+        raise InputError(
+            "is not the object whose types were written",
+            where=str(path),
+            hint="run `egpu gen` again",
+        )
+    return read_object(data, path.name, kernel=kernel_types())
 
 
 class _ObjectMaps(Mapping[str, View]):

@@ -1,0 +1,169 @@
+"""Modules that ``egpu gen`` writes: text, types, and what they do."""
+
+import hashlib
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from egpu.bpf.btf import Btf, BtfKind, BtfMember, BtfType
+from egpu.bpf.maptypes import MapType
+from egpu.bpf.object import read_object
+from egpu.bpf.program import MapSpec, Object
+from egpu.cli.app import app
+from egpu.errors import InputError
+from egpu.session.stub import module_text
+
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = ROOT / "tests" / "golden" / "gen"
+OBJECTS = {
+    "host_maps": ROOT / "tests" / "gpu" / "probes" / "host_maps.bpf.o",
+    "records": ROOT / "tests" / "unit" / "objects" / "records.bpf.o",
+}
+RIGHT = """
+import egpu
+from host_maps_types import HostMaps, Record, Setting
+
+def use(obj: HostMaps) -> int:
+    obj.rodata.keys = 3
+    obj.data.marks = (1, 2)
+    obj.maps["settings"][0] = Setting(factor=2, bias=-1)
+    setting: Setting = obj.maps["settings"][0]
+    obj.maps["blocks"].update(1, 2, egpu.UpdateFlag.NOEXIST)
+    obj.progs.on_first.detach()
+    parts: tuple[int, ...] = obj.maps["totals"].per_sm(0)
+    names = [record.text.decode() for record in obj.maps["records"]]
+    total: int = obj.bss.steps + setting.factor + sum(parts) + len(names)
+    return total + sum(obj.maps["blocks"].to_dict().values())
+"""
+WRONG = {
+    'obj.rodata.keys = "three"': "Incompatible types in assignment",
+    'obj.maps["settings"][0] = (1.5, "x")': "Incompatible types in assignment",
+    'obj.maps["nothing"]': 'TypedDict "Maps" has no key "nothing"',
+    'obj.maps["blocks"].update("a", 1)': 'Argument 1 to "update"',
+    "obj.progs.on_third": 'has no attribute "on_third"',
+    'obj.maps["settings"][0].nothing': 'has no attribute "nothing"',
+}
+
+
+def digest_of(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def without_digest(text):
+    """Objects are rebuilt, with other line numbers in their debug information."""
+    return re.sub(r'SHA256 = "[0-9a-f]{64}"', 'SHA256 = ""', text)
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_text(name):
+    """Anew: egpu gen OBJECT -o tests/golden/gen/NAME_types.txt"""
+    done = CliRunner().invoke(app, ["gen", str(OBJECTS[name])], standalone_mode=False)
+    assert done.exception is None
+    assert without_digest(done.output) == without_digest((GOLDEN / f"{name}_types.txt").read_text())
+    assert f'    SHA256 = "{digest_of(OBJECTS[name])}"\n' in done.output
+    compile(done.output, name, "exec")
+
+
+def checked(folder, text):
+    (folder / "use.py").write_text(text)
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "use.py"]
+        + [f"{name}_types.py" for name in OBJECTS],
+        cwd=folder,
+        env={"PATH": "", "MYPYPATH": str(ROOT / "src"), "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return run.returncode, run.stdout
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="no mypy")
+def test_types_are_what_mypy_sees(tmp_path):
+    for name in OBJECTS:
+        shutil.copy(GOLDEN / f"{name}_types.txt", tmp_path / f"{name}_types.py")
+    assert checked(tmp_path, RIGHT)[0] == 0, checked(tmp_path, RIGHT)[1]
+    code, output = checked(
+        tmp_path,
+        RIGHT + "def wrong(obj: HostMaps) -> None:\n" + "".join(f"    {line}\n" for line in WRONG),
+    )
+    assert code == 1, output
+    for message in WRONG.values():
+        assert message in output
+    assert output.count("error:") == len(WRONG)
+
+
+def opened(folder, name="host_maps"):
+    shutil.copy(OBJECTS[name], folder)
+    path = OBJECTS[name]
+    text = module_text(read_object(path.read_bytes(), path.name), digest_of(path))
+    (folder / f"{name}_types.py").write_text(text)
+    spec = importlib.util.spec_from_file_location(f"{name}_types", folder / f"{name}_types.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_module_opens_its_object(tmp_path):
+    module = opened(tmp_path)
+    obj = module.HostMaps()
+    obj.maps["settings"][1] = module.Setting(4, -4)
+    found = obj.maps["settings"][1]
+    assert type(found) is module.Setting
+    assert found == (4, -4)
+    assert obj.progs.on_first.section == "kprobe/first"
+    assert (obj.rodata.keys, obj.data.marks) == (10, (-1, 7))
+
+
+def test_another_object_is_refused(tmp_path):
+    module = opened(tmp_path)
+    file = tmp_path / "host_maps.bpf.o"
+    file.write_bytes(file.read_bytes() + b"\0")
+    with pytest.raises(InputError, match="run `egpu gen` again"):
+        module.HostMaps()
+    file.unlink()
+    with pytest.raises(InputError, match="cannot be read"):
+        module.HostMaps()
+
+
+def test_names_that_python_has_for_itself():
+    """Fields that hide types or methods, anonymous structs, names that are the same."""
+    kinds, pair = BtfKind, (BtfMember("int", 2, 0), BtfMember("b", 1, 32))
+    btf = Btf(
+        (
+            BtfType(0, kinds.VOID),
+            BtfType(1, kinds.INT, "int", 4, encoding=1),
+            BtfType(2, kinds.STRUCT, "", 4, members=(BtfMember("count", 1, 0),)),
+            BtfType(3, kinds.STRUCT, "maps", 8, members=pair),
+            BtfType(4, kinds.TYPEDEF, "counter_t", type=2),
+        ),
+        b"\0",
+    )
+    maps = (
+        MapSpec("one", MapType.ARRAY, 4, 8, 1, btf=btf, value_type=3),
+        MapSpec("two", MapType.PERCPU_HASH, 4, 4, 1, btf=btf, key_type=1, value_type=4),
+        MapSpec("raw", MapType.LRU_HASH, 3, 5, 1),
+    )
+    text = module_text(Object("a b.bpf.o", (), maps), hashlib.sha256(b"").hexdigest())
+    for line in (
+        "class Maps2Int(NamedTuple):",
+        "    count: int  # type: ignore[assignment]",
+        "class Maps2(NamedTuple):",
+        "    int: Maps2Int",
+        "    b: builtins.int",
+        '        "one": "TypedMap[int, Maps2]",',
+        '        "two": "TypedPerSmHash[int, Maps2Int]",',
+        '        "raw": "TypedMap[bytes, bytes]",',
+        "class AB(egpu.Object):",
+    ):
+        assert f"{line}\n" in text
+    scope = {}
+    exec(compile(text, "stub", "exec"), scope)
+    assert scope["Maps2"]._fields == ("int", "b")
