@@ -228,7 +228,8 @@ void egpu_forget(struct variant *variant);
 void egpu_wake(void);
 bool egpu_sound(const unsigned char *image, uint64_t size);
 const char *egpu_build(struct variant *variant, struct arena *arena, struct twin **twin);
-bool egpu_fits(struct twin *twin, const struct shape *shape, uint32_t *reason);
+bool egpu_fits(struct twin *twin, const struct shape *shape, struct egpu_stats_slot *stats,
+               uint32_t *reason);
 void egpu_set_attribute(struct entry *entry, int attribute, int value);
 void egpu_set_cache_config(struct entry *entry, int config);
 

@@ -24,20 +24,36 @@ static bool resident(CUfunction f, const struct shape *s, uint64_t threads, int 
            CUDA_SUCCESS;
 }
 
-static unsigned decide(const struct twin *twin, const struct shape *s, uint64_t threads)
+/* For reports; STATS_SLOT_END of agent/protocol.py says which bits are what. */
+static void note(struct egpu_stats_slot *stats, const struct shape *s, uint64_t threads,
+                 int original, int ours)
+{
+    if (s->cluster[0] != 0 || original > UINT8_MAX || ours > UINT8_MAX)
+        return; /* the driver counted clusters */
+    uint64_t word = (uint64_t)s->shared | threads << 32 | (uint64_t)original << 48 |
+                    (uint64_t)ours << 56;
+    __atomic_store_n(&stats->resident, word, __ATOMIC_RELAXED);
+}
+
+static unsigned decide(const struct twin *twin, const struct shape *s, uint64_t threads,
+                       struct egpu_stats_slot *stats)
 {
     int original = 0, ours = 0;
     if (threads == 0 || threads > (uint64_t)twin->max_threads)
         return TOO_LARGE;
     if (!resident(twin->original, s, threads, &original) ||
-        !resident(twin->function, s, threads, &ours) || ours == 0)
+        !resident(twin->function, s, threads, &ours))
         return TOO_LARGE; /* what cannot be told is not tried */
+    note(stats, s, threads, original, ours);
+    if (ours == 0)
+        return TOO_LARGE;
     if (ours < original && !(twin->allow_occupancy && !s->cooperative))
         return FEWER_BLOCKS;
     return FITS;
 }
 
-bool egpu_fits(struct twin *twin, const struct shape *s, uint32_t *reason)
+bool egpu_fits(struct twin *twin, const struct shape *s, struct egpu_stats_slot *stats,
+               uint32_t *reason)
 {
     uint64_t threads = (uint64_t)s->block[0] * s->block[1] * s->block[2];
     uint64_t key = key_of(s, threads);
@@ -47,7 +63,7 @@ bool egpu_fits(struct twin *twin, const struct shape *s, uint32_t *reason)
     if (verdict == 0) {
         struct quiet quiet = egpu_quiet();
         int mode = egpu_relax();
-        verdict = decide(twin, s, threads);
+        verdict = decide(twin, s, threads, stats);
         egpu_restore(mode);
         egpu_loud(quiet);
         if (key != 0)

@@ -75,7 +75,7 @@ static void translate(struct node *n, CUfunction present)
         n->reason = EGPU_REASON_GRAPH;
         return;
     }
-    if (!egpu_fits(twin, &shape, &n->reason))
+    if (!egpu_fits(twin, &shape, n->entry->stats, &n->reason))
         return;
     n->block = (struct launch_block){
         twin->arena->address, twin->arena->host_address, atomic_fetch_add(&egpu.launch_id, 1) + 1,

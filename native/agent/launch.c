@@ -211,7 +211,7 @@ static __attribute__((noinline)) CUresult launch_matched(struct call *c, struct 
         reason = EGPU_REASON_GRAPH;
         twin = NULL;
     }
-    if (twin != NULL && egpu_fits(twin, &c->shape, &reason)) {
+    if (twin != NULL && egpu_fits(twin, &c->shape, stats, &reason)) {
         struct launch_block block = {
             twin->arena->address, twin->arena->host_address,
             atomic_fetch_add_explicit(&egpu.launch_id, 1, memory_order_relaxed) + 1,

@@ -295,7 +295,8 @@ struct egpu_stats_slot {
     uint64_t captured_probed;
     uint64_t failed;
     uint64_t not_probed[16];
-    uint64_t unused[7];
+    uint64_t resident;
+    uint64_t unused[6];
 };
 
 #endif

@@ -8,6 +8,7 @@ import pytest
 import trace_processor
 from test_runtime_cli import BUILT, egpu, totals_and_report, workload
 
+from egpu import session
 from egpu.bpf.demangle import demangle
 from egpu.cli.machine import NATIVE
 from egpu.export.perfetto import write_perfetto
@@ -210,3 +211,22 @@ def test_a_full_disk_leaves_the_report_and_the_exit_code():
     assert "Traceback" not in done.stderr
     _, report = totals_and_report(done.stdout)
     assert report["records"]["received"] > 0
+
+
+@needs_native
+def test_the_agent_says_how_many_blocks_fit():
+    program = NATIVE.parent / "tools" / "kernelcount" / "kernelcount.bpf.o"
+    argv = [str(word) for word in workload(launches=1)]
+    options = session.Options(simulated=True)
+    with session.run(argv, programs=str(program), options=options) as running:
+        assert running.wait() == 0
+        (process,) = running._server.processes()
+        rows = [row for row in process.kernels if row.kernel]
+        explained = running.explain()
+    assert len(rows) == 5
+    for row in rows:
+        assert row.resident.threads == row.threads // row.blocks
+        assert row.resident.shared == 0
+        assert 0 < row.resident.after <= row.resident.before
+    # it has no registers of its own, so its reports do not say
+    assert {each.blocks_after for each in explained} == {None}

@@ -63,9 +63,10 @@ def protocol_header() -> str:
     lines += _struct("egpu_write_row", wire.WRITE, comment)
     lines += _struct("egpu_stats_header", wire.STATS_HEADER)
     slot = _struct("egpu_stats_slot", wire.STATS_SLOT)
-    words = len(wire.STATS_SLOT) + wire.STATS_REASONS
+    words = len(wire.STATS_SLOT) + wire.STATS_REASONS + len(wire.STATS_SLOT_END)
     slot[-2:-2] = [
         f"    uint64_t not_probed[{wire.STATS_REASONS}];",
+        *(f"    uint64_t {name};" for name, _ in wire.STATS_SLOT_END),
         f"    uint64_t unused[{wire.STATS_SLOT_SIZE // 8 - words}];",
     ]
     return "\n".join([*lines, *slot, "#endif", ""])

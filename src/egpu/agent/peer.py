@@ -15,13 +15,22 @@ from pathlib import Path
 from egpu.agent import channel
 from egpu.agent import protocol as wire
 from egpu.agent.protocol import CommandError, ImageSource, Packet, Reason
-from egpu.agent.twin import DeviceInfo, KernelSeen, LaunchCost, ProcessStats, SlotStats, TwinState
+from egpu.agent.twin import (
+    DeviceInfo,
+    KernelSeen,
+    LaunchCost,
+    ProcessStats,
+    Resident,
+    SlotStats,
+    TwinState,
+)
 from egpu.errors import AgentError
 
 IMAGE_LIMIT = 1 << 34  # bytes; the agent's own limit
 _HEADER = struct.Struct(f"<QII{len(wire.STATS_HEADER) - 3}Q")
 _HEADER_NAMES = tuple(name for name, _ in wire.STATS_HEADER)
-_SLOT = struct.Struct(f"<{len(wire.STATS_SLOT) + wire.STATS_REASONS}Q")
+_SLOT_WORDS = len(wire.STATS_SLOT) + wire.STATS_REASONS + len(wire.STATS_SLOT_END)
+_SLOT = struct.Struct(f"<{_SLOT_WORDS}Q")
 _SLOT_NAMES = tuple(name for name, _ in wire.STATS_SLOT)
 
 
@@ -38,6 +47,14 @@ def device_of(packet: Packet) -> DeviceInfo:
     """The device fields of OPEN_ARENA and RESOLVE."""
     f = packet.fields
     return DeviceInfo(f["ordinal"], f["major"], f["minor"], f["sm_count"], packet.text("name"))
+
+
+def resident_of(word: int) -> Resident | None:
+    """The word ``resident`` of a stats slot; None if nothing was decided yet."""
+    if not word:
+        return None
+    threads, shared = word >> 32 & 0xFFFF, word & 0xFFFFFFFF
+    return Resident(threads, shared, before=word >> 48 & 0xFF, after=word >> 56)
 
 
 class Peer:
@@ -186,6 +203,7 @@ class Peer:
             not_probed={r: n for r, n in reasons.items() if n},
             refusals=tuple(self.refusals.get(slot, ())),
             twin=self.twins.get(slot),
+            resident=resident_of(values[-1]),
             **fields,
         )
 

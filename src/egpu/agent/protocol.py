@@ -195,7 +195,12 @@ STATS_SLOT: Final = (  # 0 collects what has no slot of its own
     ("captured", "u64"), ("captured_probed", "u64"),       # recorded into a graph, not run now
     ("failed", "u64"),           # refused by the driver
 )
-STATS_REASONS: Final = 16
+STATS_REASONS: Final = 16      # not_probed, a word for each Reason
+STATS_SLOT_END: Final = (      # behind them
+    # of the last shape that was decided: dynamic shared memory in 32 bits, threads of a block in
+    # 16, blocks that an SM holds of the original and of the twin in 8 each; 0: none yet
+    ("resident", "u64"),
+)
 STATS_SLOT_SIZE: Final = 256
 STATS_SLOTS: Final = 8192
 # fmt: on

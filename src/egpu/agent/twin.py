@@ -119,13 +119,26 @@ class TwinState:
 
 
 @dataclass(frozen=True, slots=True)
+class Resident:
+    """What the driver said of one shape of launch: ``before`` and ``after`` blocks of ``threads``
+    threads with ``shared`` bytes of dynamic shared memory fit on an SM, of the kernel and of its
+    twin."""
+
+    threads: int
+    shared: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
 class SlotStats:
     """Launches of one kernel handle in one process.
 
     ``launches`` were accepted by the driver and run at once; ``captured`` were recorded into a
     graph (added nodes included) and run when the graph does.  ``not_probed`` counts both kinds by
     reason; for kernels that no link asks for, captured launches count as launches.  ``kernel`` is
-    "" for slot 0, which collects what has no slot of its own.
+    "" for slot 0, which collects what has no slot of its own.  ``resident`` is of the last shape
+    of launch for which the twin was considered.
     """
 
     slot: int
@@ -142,6 +155,7 @@ class SlotStats:
     not_probed: dict[Reason, int]
     refusals: tuple[str, ...] = ()
     twin: TwinState | None = None
+    resident: Resident | None = None
 
     @property
     def asked_for(self) -> bool:

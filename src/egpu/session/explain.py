@@ -19,9 +19,10 @@ class Explanation:
 
     ``why_not``: why some or all of its launches were not probed.  Registers are of a thread,
     ``local`` is bytes of its own memory, where spilled registers go; ``shared`` is static; 0 where
-    not known.  ``block``: threads of a block, the mean over its launches.  ``blocks_before`` and
-    ``blocks_after``: blocks of that size that an SM holds, from registers and static shared memory
-    by the vendor's rules (dynamic shared memory is not known here); None where not known.
+    not known.  ``blocks_before`` and ``blocks_after``: blocks of ``block`` threads with
+    ``dynamic_shared`` bytes of dynamic shared memory that an SM holds: the driver's answer for the
+    last shape of launch that was new.  Of clusters it gives none; then they follow from registers
+    and static shared memory by the vendor's rules, for the mean block.  None where not known.
     """
 
     kernel: str
@@ -36,6 +37,7 @@ class Explanation:
     shared_before: int = 0
     shared_after: int = 0
     block: int = 0
+    dynamic_shared: int | None = None
     blocks_before: int | None = None
     blocks_after: int | None = None
     entry_sites: int = 0
@@ -92,6 +94,15 @@ def _explained(
         build_ms=report.build_ms,
         cached=report.cached,
     )
+    told = next((slot.resident for slot in reversed(slots) if slot.resident is not None), None)
+    if told is not None:
+        return replace(
+            row,
+            block=told.threads,
+            dynamic_shared=told.shared,
+            blocks_before=told.before,
+            blocks_after=told.after,
+        )
     before = blocks_per_sm(
         arch, threads=row.block, registers=row.registers_before, shared=row.shared_before
     )
@@ -119,6 +130,7 @@ def without_resources(rows: Iterable[Explanation]) -> tuple[Explanation, ...]:
             registers_after=0,
             local_before=0,
             local_after=0,
+            dynamic_shared=None,
             blocks_before=None,
             blocks_after=None,
         )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from egpu.agent.peer import resident_of
 from egpu.agent.protocol import Reason
 from egpu.agent.twin import DeviceInfo, ProcessStats, SlotStats, TwinState
 from egpu.session.cache import Way
@@ -65,6 +66,17 @@ def test_before_and_after():
     assert row.why_not == ("twin has fewer resident blocks",)
     (bare,) = without_resources([row])
     assert (bare.registers_after, bare.blocks_after, bare.way) == (0, None, Way.MACHINE_CODE)
+
+
+def test_the_drivers_own_answer_is_taken():
+    state = TwinState(1, 1, 0, "", 32, 40, 1024, 1024, 0, 0)
+    word = 49_152 | 128 << 32 | 4 << 48 | 3 << 56
+    assert resident_of(0) is None
+    seen = slot("k", twin=state, launches=1, threads=128, blocks=1, resident=resident_of(word))
+    report = TwinReport(0, "k", False, "", 1, 1, way=Way.PTX)
+    (row,) = explain([process(seen)], [report], [H200])
+    assert (row.block, row.dynamic_shared, row.blocks_before, row.blocks_after) == (
+        128, 49_152, 4, 3)  # fmt: skip
 
 
 def test_what_was_refused_or_not_asked_for():
