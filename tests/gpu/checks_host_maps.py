@@ -2,38 +2,78 @@
 
 from __future__ import annotations
 
+import json
+import os
 import tempfile
+import threading
 from pathlib import Path
 
 from building import Built
-from host_maps import PROGRAM, Amount, Expected, Stepper, alternate, together
-from observing import require
+from host_maps import PROGRAM, REFUSED, Amount, Expected, Stepper, alternate, together
+from observing import egpu, plain, require
 
-import egpu
+import egpu as api
 
 AMOUNT = Amount(grid=100_000, block=96, times=30)
 
 
+def dumped(reference: str) -> tuple[dict, dict]:
+    """What ``egpu map dump`` says in another process, and the entries of the only context."""
+    run = plain(egpu("map", "dump", reference, "--json"))
+    require(run.code == 0, f"egpu map dump {reference}: {run.errors}")
+    document = json.loads(run.output)
+    (rows,) = document["contexts"]
+    return document, {row["key"]: row["value"] for row in rows}
+
+
+def read_meanwhile(stop: threading.Event, seen: list) -> None:
+    """Another process reads a counter while kernels run: it only grows, up to what it must be."""
+    while not stop.is_set():
+        document, totals = dumped("check_totals")
+        seen.append((document["complete"], totals[0] + totals[1]))
+
+
 def host_maps(built: Built) -> str:
-    """Updates before, between and during launches of two kernels on the same maps; totals exact."""
+    """Updates before, between and during launches of two kernels on the same maps; another process
+    reads them meanwhile and after the session; totals exact."""
     del built
-    options = egpu.Options(hash_maps=True, map_deletions=True)
+    settings = api.Options(
+        hash_maps=True,
+        map_deletions=True,
+        pins={"totals": "check_totals", "blocks": "check_blocks"},
+    )
     with tempfile.TemporaryDirectory(prefix="egpu-check-") as folder:
-        stepper, expected = Stepper(Path(folder)), Expected()
-        with egpu.run(stepper.argv, programs=PROGRAM, options=options) as session:
-            maps = session.maps
-            alternate(maps, stepper, expected, AMOUNT)
-            ours, changes, median = together(maps, stepper, expected, AMOUNT)
+        os.environ["EGPU_RUNTIME_DIR"] = f"{folder}/runtime"
+        obj, stepper, expected = api.Object(PROGRAM), Stepper(Path(folder)), Expected()
+        obj.maps["totals"][REFUSED] = 77
+        with api.run(stepper.argv, programs=obj, options=settings) as session:
+            alternate(obj.maps, stepper, expected, AMOUNT)
+            stop, seen = threading.Event(), []
+            reader = threading.Thread(target=read_meanwhile, args=(stop, seen))
+            reader.start()
+            ours, changes, median = together(obj.maps, stepper, expected, AMOUNT)
+            stop.set()
+            reader.join()
+            obj.detach()
+            stepper.do("first 1000 32")
+            obj.attach()
+            stepper.do("second 1000 32")
+            expected.launched(1, 1000, 32, factor=7, step=3)
             stepper.end(session)
-            wrong = expected.wrong(maps, ours)
+            wrong = expected.wrong(obj.maps, ours)
             require(not wrong, "; ".join(wrong))
+            require(obj.maps["totals"][REFUSED] == 77, "what was set before the start is lost")
             require(changes > 0, "no change was made while kernels ran")
-            missed = [row.not_probed for row in session.kernels() if row.seen != row.probed]
-            require(not missed, f"launches without probes: {missed}")
-    threads = sum(expected.totals[number] for number in (0, 1))
+        threads = expected.totals[0] + expected.totals[1]
+        document, totals = dumped("check_totals")
+        require(document["complete"], "what was saved is not complete")
+        require(totals[0] + totals[1] == threads, f"saved: {totals}, not {threads} threads")
+        require(dumped("check_blocks")[1] == expected.blocks | ours, "saved blocks are wrong")
+        counts = [count for _, count in seen]
+        require(counts == sorted(counts) and counts[-1] <= threads, f"read meanwhile: {counts}")
     return (
-        f"{threads:,} threads, {changes:,} changes meanwhile, "
-        f"{median * 1e3:.2f} ms each call: exact"
+        f"{threads:,} threads, {changes:,} changes and {len(seen)} reads by another process "
+        f"meanwhile, {median * 1e3:.2f} ms each change: exact"
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE / "probes" / "host_maps.bpf.o"
-FIRST, SECOND, FACTORS, PRESENT, ABSENT = range(5)
+FIRST, SECOND, FACTORS, PRESENT, ABSENT, REFUSED = range(6)
 KEYS = 10  # of blocks, by the programs
 OURS = 100_000  # the first key of the host
 KEPT = 64  # keys of the host that stay, and as many that come and go

@@ -50,6 +50,17 @@ def test_settings_before_the_run_and_globals_during_it(tmp_path):
         assert {record.text for record in records} == {b"block\0"}
 
 
+def test_an_object_whose_tables_are_laid_out_otherwise(tmp_path):
+    obj = egpu.Object(PROGRAM)
+    blocks = obj.maps["blocks"]
+    blocks.update_batch({50: 1, 51: 2})
+    with running(tmp_path, obj, map_deletions=True) as (session, stepper):
+        stepper.do("first 2 1")
+        del blocks[50]
+        assert dict(blocks) == dict(session.maps["blocks"]) == {0: 1, 1: 1, 51: 2}
+    assert dict(blocks) == {50: 1, 51: 2}
+
+
 def test_a_second_run_begins_with_what_is_set(tmp_path):
     obj = egpu.Object(PROGRAM)
     settings = obj.maps["settings"]

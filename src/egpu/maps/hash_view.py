@@ -108,7 +108,8 @@ class HashView(Changes, Mapping[Any, object]):
                 where=f"map {self._spec.name}",
                 hint="read it from copies()",
             )
-        copy, spec = self._copies[0], self._spec
+        copy = self._copies[0]
+        spec = copy.spec or self._spec  # the table depends on who deletes
         shape, shot = hash_table(spec), copy.snapshot()
         numbers, rows = _full_rows(shot, copy.place, spec)
         keys = rows[:, shape.key : shape.key + spec.key_size]

@@ -31,11 +31,15 @@ _PER_SM = "read the parts with per_sm(key)"
 
 @dataclass(frozen=True, slots=True)
 class MapCopy:
-    """One arena's copy of a map; ``snapshot`` gives the arena's last snapshot."""
+    """One arena's copy of a map; ``snapshot`` gives the arena's last snapshot.
+
+    ``spec`` is the map as the arena lays it out, None if that is as it was declared.
+    """
 
     place: MapPlace
     sm_slots: int
     snapshot: Callable[[], Snapshot]
+    spec: MapSpec | None = None
 
 
 # Copies that there are, or what gives those there are when it is asked.

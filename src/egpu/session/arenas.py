@@ -141,6 +141,7 @@ class Arenas:
                 arena.layout.places[index],
                 arena.layout.sm_slots,
                 partial(self.snapshot, arena),
+                self.maps[index],
             )
             for arena in self.all()
         )
