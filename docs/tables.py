@@ -54,6 +54,7 @@ STORAGE = {
     Storage.RING:         "a ring per SM; drops are counted and reported",
     Storage.DEQUE:        "a circle of values in device memory",
     Storage.BLOOM:        "bits in device memory",
+    Storage.STACKS:       "none on the device: the stacks of launches, by the number of `bpf_get_stackid`",
     Storage.HASH:         "a table in device memory; insertions refused by a full map are counted",
 }
 # fmt: on

@@ -55,7 +55,7 @@ typedef long long __s64;
 #define BPF_MAP_TYPE_PERF_EVENT_ARRAY 4
 #define BPF_MAP_TYPE_PERCPU_HASH 5
 #define BPF_MAP_TYPE_PERCPU_ARRAY 6
-#define BPF_MAP_TYPE_STACK_TRACE 7 /* refused */
+#define BPF_MAP_TYPE_STACK_TRACE 7
 #define BPF_MAP_TYPE_LRU_HASH 9
 #define BPF_MAP_TYPE_LRU_PERCPU_HASH 10
 #define BPF_MAP_TYPE_ARRAY_OF_MAPS 12 /* refused */
@@ -81,6 +81,10 @@ typedef long long __s64;
 #define BPF_EXIST 2
 /* Flags of maps. */
 #define BPF_F_RDONLY_PROG 128
+/* Flags of bpf_get_stackid. */
+#define BPF_F_USER_STACK 256
+#define BPF_F_FAST_STACK_CMP 512
+#define BPF_F_REUSE_STACKID 1024
 /* Flags of a map's pinning. */
 #define LIBBPF_PIN_NONE 0
 #define LIBBPF_PIN_BY_NAME 1
@@ -245,6 +249,8 @@ __attribute__((unused)) static long (*const bpf_get_current_comm)(void *buf, __u
     (void *)16;
 __attribute__((unused)) static long (*const bpf_perf_event_output)(void *ctx, void *map, __u64 flags, void *data, __u64 size) =
     (void *)25;
+__attribute__((unused)) static long (*const bpf_get_stackid)(void *ctx, void *map, __u64 flags) =
+    (void *)27;
 __attribute__((unused)) static long (*const bpf_probe_read_str)(void *dst, __u32 size, const void *unsafe_ptr) =
     (void *)45;
 __attribute__((unused)) static long (*const bpf_map_push_elem)(void *map, const void *value, __u64 flags) =

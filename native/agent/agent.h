@@ -168,6 +168,7 @@ extern struct agent {
     _Atomic uint64_t launch_id;
     uint32_t snapshot_ms, exit_wait_ms;
     uint32_t features; /* enum egpu_feature */
+    uint32_t stack_base; /* numbers of this process's stacks begin here */
     pid_t pid; /* that called cuInit; 0 before */
     struct egpu_stats_header *stats;
     struct egpu_stats_slot *slots;
@@ -250,6 +251,10 @@ void egpu_arena_close(struct arena *arena, bool context_alive);
 /* allocations.c */
 void egpu_allocations_begin(struct arena *arena);
 void egpu_allocations_drop(CUcontext context);
+
+/* stacks.c */
+void egpu_stacks_begin(void);
+uint32_t egpu_stack(void);
 
 /* clock.c */
 void egpu_clock_begin(struct arena *arena);

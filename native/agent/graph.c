@@ -79,7 +79,9 @@ static void translate(struct node *n, CUfunction present)
         return;
     n->block = (struct launch_block){
         twin->arena->address, twin->arena->host_address, atomic_fetch_add(&egpu.launch_id, 1) + 1,
-        twin->kernel_id, EGPU_LAUNCH_FLAG_CAPTURED | EGPU_LAYOUT_VERSION << 24};
+        twin->kernel_id,
+        EGPU_LAUNCH_FLAG_CAPTURED | egpu_stack() << EGPU_LAUNCH_STACK_SHIFT |
+            EGPU_LAYOUT_VERSION << 24};
     if (twin->parameters != 0)
         memcpy(n->params, b->kernelParams, twin->parameters * sizeof *n->params);
     n->params[twin->parameters] = &n->block;

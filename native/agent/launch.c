@@ -216,7 +216,8 @@ static __attribute__((noinline)) CUresult launch_matched(struct call *c, struct 
             twin->arena->address, twin->arena->host_address,
             atomic_fetch_add_explicit(&egpu.launch_id, 1, memory_order_relaxed) + 1,
             twin->kernel_id,
-            (capture ? EGPU_LAUNCH_FLAG_CAPTURED : 0) | EGPU_LAYOUT_VERSION << 24};
+            (capture ? EGPU_LAUNCH_FLAG_CAPTURED : 0) | egpu_stack() << EGPU_LAUNCH_STACK_SHIFT |
+                EGPU_LAYOUT_VERSION << 24};
         bool tried = issue_twin(c, twin, &block, &result);
         if (likely(tried && result == CUDA_SUCCESS)) {
             count(stats, &c->shape, result, capture, true, 0);

@@ -20,6 +20,7 @@ enum egpu_kind {
     EGPU_TWIN_STATE = 6,
     EGPU_SNAPSHOT_DONE = 7,
     EGPU_COMMAND_DONE = 8,
+    EGPU_STACK = 9,
     EGPU_WELCOME = 32,
     EGPU_BYE = 33,
     EGPU_ARENA = 34,
@@ -57,6 +58,7 @@ enum egpu_reason {
 enum egpu_feature {
     EGPU_FEATURE_CLOCK = 1,
     EGPU_FEATURE_ALLOCATIONS = 2,
+    EGPU_FEATURE_STACKS = 4,
 };
 
 enum egpu_command_error {
@@ -148,6 +150,12 @@ struct egpu_command_done {
     uint32_t detail;
 };
 
+/* a stack from which a kernel was launched for the first time; frames are u64 return addresses, innermost first; followed by frames */
+struct egpu_stack {
+    uint32_t stack;
+    uint32_t frames_size;
+};
+
 /* answers HELLO; file 0 is the stats memory */
 struct egpu_welcome {
     uint64_t stats_size;
@@ -157,6 +165,8 @@ struct egpu_welcome {
     uint32_t snapshot_ms;
     uint32_t exit_wait_ms;
     uint32_t features;
+    uint32_t stack_base;
+    uint32_t reserved;
 };
 
 /* the session will not serve this process; followed by reason */

@@ -214,6 +214,8 @@ static int take_welcome(const unsigned char *packet, size_t size, int file)
     egpu.snapshot_ms = welcome.snapshot_ms;
     egpu.exit_wait_ms = welcome.exit_wait_ms;
     egpu.features = welcome.features;
+    egpu.stack_base = welcome.stack_base;
+    egpu_stacks_begin();
     atomic_store(&egpu.epoch, welcome.epoch);
     atomic_store(&egpu.twin_wait_ms, welcome.twin_wait_ms);
     return 0;

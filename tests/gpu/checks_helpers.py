@@ -11,6 +11,7 @@ from building import HERE, Built
 from observing import egpu, plain, require
 from print_lines import documents, wrong_lines
 from read_totals import wrong_reads
+from stack_totals import wrong_stacks
 
 
 def printk(built: Built) -> str:
@@ -61,4 +62,16 @@ def probe_read(built: Built) -> str:
     return f"{5 * size * launches:,} reads exact"
 
 
-CHECKS = (printk, ktime, probe_read)
+def stackid(built: Built) -> str:
+    """Blocks by the host stack that launched them."""
+    workload = [str(built.demo), "--launches", "10", "--size", "300000", "--json"]
+    program = str(HERE / "probes" / "stacks.bpf.o")
+    run = plain(egpu("run", program, "--json", "--", *workload), timeout=120)
+    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
+    totals, report = map(json.loads, run.output.strip().splitlines()[-2:])
+    wrong = wrong_stacks(report["maps"], totals["kernels"])
+    require(not wrong, "; ".join(wrong))
+    return f"{len(report['maps']['stacks'])} stacks exact"
+
+
+CHECKS = (printk, ktime, probe_read, stackid)

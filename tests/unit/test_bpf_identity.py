@@ -7,8 +7,9 @@ import pytest
 from egpu.bpf.asm import assemble
 from egpu.bpf.insn import program_from_code
 from egpu.bpf.interp import run
-from egpu.bpf.interp_helpers import Place
-from egpu.bpf.program import AttachKind, AttachPoint
+from egpu.bpf.interp_helpers import MapState, Place
+from egpu.bpf.maptypes import MapType
+from egpu.bpf.program import AttachKind, AttachPoint, MapSpec
 from egpu.codegen import HostArenas, run_host
 from egpu.errors import UnsupportedError, VerifierError
 from egpu.maps.layout import ARENA_HEADER
@@ -67,7 +68,18 @@ def test_time_is_the_devices_and_the_headers_offset():
     assert os.getpid()
 
 
-COOKIE = "call 174\nexit"
+def test_stacks_are_those_of_the_launch():
+    """On the host nobody launches; flags as in Linux."""
+    text = "lddw %r2, map_index 0\nlddw %r3, {}\ncall 27\nexit"
+    maps = (MapSpec("stacks", MapType.STACK_TRACE, 4, 64, 16),)
+    for flags, expected in ((0, 7), (0x7FF, 7), (1 << 11, 2**64 - 22), (2**63, 2**64 - 22)):
+        made = program_from_code(assemble(text.format(flags)), maps=maps, attach=ENTRY)
+        states = [MapState(spec) for spec in maps]
+        assert run(made, context=bytes(4384), place=Place(stack=7), maps=states) == expected
+        nowhere = run(made, context=bytes(4384), maps=[MapState(spec) for spec in maps])
+        assert on_host(made) == nowhere == (2**64 - 14 if expected == 7 else expected)
+
+
 ARGUMENT = """
 mov %r2, {number}
 mov %r3, %r10

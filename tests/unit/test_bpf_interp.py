@@ -268,8 +268,8 @@ def test_observer_can_tell_regions():
 
 
 def test_a_map_without_storage_is_refused():
-    with pytest.raises(UnsupportedError, match="STACK_TRACE of map 'h'"):
-        MapState(MapSpec("h", MapType.STACK_TRACE, 4, 4, 1))
+    with pytest.raises(UnsupportedError, match="HASH_OF_MAPS of map 'h'"):
+        MapState(MapSpec("h", MapType.HASH_OF_MAPS, 4, 4, 1))
 
 
 def test_map_references_are_checked():

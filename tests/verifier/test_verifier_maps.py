@@ -92,8 +92,8 @@ def test_no_address_of_the_first_value():
 
 
 def test_types_without_storage_are_named():
-    spec = MapSpec("h", MapType.STACK_TRACE, 4, 8, 64)
-    assert "type STACK_TRACE is not supported" in refused(CALL.format(1, ""), spec)
+    spec = MapSpec("h", MapType.HASH_OF_MAPS, 4, 8, 64)
+    assert "type HASH_OF_MAPS is not supported" in refused(CALL.format(1, ""), spec)
 
 
 PER_THREAD = [MapType.GPU_PER_THREAD_ARRAY, MapType.GPU_PER_THREAD_HOST_ARRAY]

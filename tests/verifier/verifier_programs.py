@@ -22,7 +22,7 @@ MAPS = (
     MapSpec("events", MapType.RINGBUF, 0, 0, 4096),
     MapSpec(".rodata", MapType.ARRAY, 4, 16, 1, initial=TABLE, read_only=True),
     MapSpec(".data", MapType.ARRAY, 4, 16, 1, initial=bytes(16)),
-    MapSpec("table", MapType.STACK_TRACE, 4, 8, 64),
+    MapSpec("table", MapType.HASH_OF_MAPS, 4, 8, 64),
 )
 
 ENTRY = (AttachPoint(AttachKind.ENTRY, "*"),)

@@ -79,6 +79,8 @@ def layout_header() -> str:
         "LAYOUT_VERSION",
         "LAUNCH_BLOCK_SIZE",
         "LAUNCH_FLAG_CAPTURED",
+        "LAUNCH_STACK_SHIFT",
+        "STACKS_LIMIT",
         "ARENA_HEADER_SIZE",
         "HOST_CONTROL_SIZE",
         "RING_CONTROL_SIZE",

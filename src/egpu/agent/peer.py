@@ -14,6 +14,7 @@ from pathlib import Path
 
 from egpu.agent import channel
 from egpu.agent import protocol as wire
+from egpu.agent.frames import CallFrame, CodePlaces
 from egpu.agent.protocol import CommandError, ImageSource, Packet, Reason
 from egpu.agent.twin import (
     DeviceInfo,
@@ -71,6 +72,8 @@ class Peer:
         self.names: dict[int, str] = {}
         self.refusals: dict[int, list[str]] = {}
         self.twins: dict[int, TwinState] = {}
+        self.stacks: dict[int, tuple[CallFrame, ...]] = {}
+        self._code = CodePlaces(pid)
         self._images: dict[int, bytes] = {}
         self._lock = threading.Lock()
         self._size = wire.STATS_HEADER_SIZE + wire.STATS_SLOTS * wire.STATS_SLOT_SIZE
@@ -173,6 +176,15 @@ class Peer:
     def note_refusal(self, slot: int, reason: str) -> None:
         if reason not in self.refusals.setdefault(slot, []):
             self.refusals[slot].append(reason)
+
+    def note_stack(self, packet: Packet) -> None:
+        """A STACK message: its frames as places in files, as long as the process is there."""
+        data = packet.texts["frames"]
+        if len(data) % 8 or not data:
+            raise AgentError(f"a stack of {len(data)} bytes")
+        addresses = struct.unpack(f"<{len(data) // 8}Q", data)
+        frames = tuple(self._code.frame(address) for address in addresses)
+        self.stacks[packet.fields["stack"]] = frames
 
     def note_twin(self, packet: Packet) -> TwinState:
         """A TWIN_STATE message."""

@@ -37,6 +37,7 @@ class Kind(enum.IntEnum):
     TWIN_STATE = 6
     SNAPSHOT_DONE = 7
     COMMAND_DONE = 8
+    STACK = 9
     WELCOME = 32
     BYE = 33
     ARENA = 34
@@ -93,10 +94,13 @@ MESSAGES: Final = (
             (("arenas", "u32"), ("error", "u32"))),
     Message(Kind.COMMAND_DONE, "answers WRITE, OPERATOR and OPERATE once it is done; detail is the "
             "driver's error", (("error", "u32"), ("detail", "u32"))),
+    Message(Kind.STACK, "a stack from which a kernel was launched for the first time; frames are "
+            "u64 return addresses, innermost first", (("stack", "u32"),), ("frames",)),
     # session to agent
     Message(Kind.WELCOME, "answers HELLO; file 0 is the stats memory",
             (("stats_size", "u64"), ("layout", "u32"), ("epoch", "u32"), ("twin_wait_ms", "u32"),
-             ("snapshot_ms", "u32"), ("exit_wait_ms", "u32"), ("features", "u32")), files=1),
+             ("snapshot_ms", "u32"), ("exit_wait_ms", "u32"), ("features", "u32"),
+             ("stack_base", "u32")), files=1),
     Message(Kind.BYE, "the session will not serve this process", (), ("reason",)),
     Message(Kind.ARENA, "answers OPEN_ARENA; file 0 is the host arena, file 1 the initial "
             "contents; rings holds rows of struct egpu_ring; allocations: the offset of that "
@@ -167,6 +171,7 @@ class Feature(enum.IntFlag):
 
     CLOCK = 1        # the device's clock against the host's
     ALLOCATIONS = 2  # a table of the process's device memory
+    STACKS = 4       # where launches come from
 
 
 class CommandError(enum.IntEnum):

@@ -16,6 +16,7 @@ from pathlib import Path
 from egpu.agent import channel
 from egpu.agent import protocol as wire
 from egpu.agent.commands import ArenaLink
+from egpu.agent.frames import CallFrame
 from egpu.agent.peer import Peer, device_of
 from egpu.agent.protocol import Kind, Packet, encode
 from egpu.agent.totals import by_kernel
@@ -30,11 +31,12 @@ from egpu.agent.twin import (
     Unmatched,
 )
 from egpu.errors import AgentError, EgpuError, InternalError
-from egpu.maps.layout import LAYOUT_VERSION
+from egpu.maps.layout import LAUNCH_STACK_MASK, LAYOUT_VERSION, STACKS_LIMIT
 
 SOCKET_NAME = "agent.sock"
 _WORKERS = 4
 _SEND_SECONDS = 5.0
+_STACK_BASES = LAUNCH_STACK_MASK // STACKS_LIMIT  # processes whose stacks have numbers of their own
 _REASON_LIMIT = 1024  # bytes of a reason on the wire
 
 
@@ -82,6 +84,7 @@ class Server:
         self._peers: list[Peer] = []
         self._lock = threading.Lock()
         self._request = 0
+        self._served = 0
         self._answers: set[Future[None]] = set()
         self._closing = False
         self._detached = False
@@ -140,6 +143,12 @@ class Server:
         for peer in self._live():
             peer.send(encode(Kind.EPOCH, epoch=epoch, twin_wait_ms=_milliseconds(twin_wait_s)))
         return epoch
+
+    def stacks(self) -> dict[int, tuple[CallFrame, ...]]:
+        """Every stack from which a kernel was launched so far, by number."""
+        with self._lock:
+            peers = list(self._peers)
+        return {number: frames for peer in peers for number, frames in list(peer.stacks.items())}
 
     def live(self) -> tuple[int, ...]:
         """Pids of the processes that are connected now."""
@@ -293,12 +302,19 @@ class Server:
                     self._on_twin(state)
             case Kind.COMMAND_DONE:
                 peer.command_done(packet)
+            case Kind.STACK:
+                peer.note_stack(packet)
             case Kind.SNAPSHOT_DONE:
                 event = peer.snapshots.get(packet.request)
                 if event is not None:
                     event.set()
             case _:
                 raise AgentError(f"{packet.kind.name} is not for an agent to send")
+
+    def _stack_base(self) -> int:
+        """Where the next process's stacks begin to be numbered; reused after 510 processes."""
+        self._served += 1
+        return (self._served - 1) % _STACK_BASES * STACKS_LIMIT
 
     def _hello(self, peer: Peer, packet: Packet) -> None:
         if peer.greeted:
@@ -320,6 +336,7 @@ class Server:
                     snapshot_ms=self._snapshot_ms,
                     exit_wait_ms=self._exit_wait_ms,
                     features=self._features,
+                    stack_base=self._stack_base(),
                 ),
                 (file,),
             )

@@ -190,6 +190,8 @@ def _flags() -> str:
         ("bpf_map_update_elem", (("BPF_ANY", 0), ("BPF_NOEXIST", BPF_NOEXIST),
                                  ("BPF_EXIST", BPF_EXIST))),
         ("maps", (("BPF_F_RDONLY_PROG", BPF_F_RDONLY_PROG),)),
+        ("bpf_get_stackid", (("BPF_F_USER_STACK", 1 << 8), ("BPF_F_FAST_STACK_CMP", 1 << 9),
+                             ("BPF_F_REUSE_STACKID", 1 << 10))),
         ("a map's pinning", (("LIBBPF_PIN_NONE", PIN_NONE), ("LIBBPF_PIN_BY_NAME", PIN_BY_NAME))),
         ("bpf_ringbuf_query", (("BPF_RB_AVAIL_DATA", 0), ("BPF_RB_RING_SIZE", 1),
                                ("BPF_RB_CONS_POS", 2), ("BPF_RB_PROD_POS", 3))),

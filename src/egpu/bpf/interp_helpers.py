@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 BPF_NOEXIST = 1
 BPF_EXIST = 2
+_STACK_FLAGS = 0x7FF  # frames to skip, and BPF_F_USER_STACK, _FAST_STACK_CMP, _REUSE_STACKID
 _RECORD_HEADER = 8  # bytes of Linux's ring-buffer record header
 
 Triple = tuple[int, int, int]
@@ -54,6 +55,7 @@ class Place:
     comm: bytes = b"egpu"
     kernel: int = 0
     parameters: tuple[int, ...] = ()
+    stack: int | None = None  # the number of the stack that launched
     allocations: Mapping[int, bytes] = field(default_factory=dict)  # the workload's, by address
     seed: int = 1
 
@@ -362,6 +364,12 @@ def _probe_read_text(machine: Machine, args: Sequence[int]) -> int:
     return len(found) + 1 if good else -errno.EFAULT
 
 
+def _stackid(machine: Machine, args: Sequence[int]) -> int:
+    if args[2] & ~_STACK_FLAGS:
+        return -errno.EINVAL
+    return -errno.EFAULT if machine.place.stack is None else machine.place.stack
+
+
 def _cookie(machine: Machine, args: Sequence[int]) -> int:
     return machine.program.cookie
 
@@ -426,6 +434,7 @@ _BY_NAME: dict[str, Callable[[Machine, Sequence[int]], int]] = {
     "bpf_probe_read_kernel": _probe_read,
     "bpf_probe_read_user_str": _probe_read_text,
     "bpf_probe_read_kernel_str": _probe_read_text,
+    "bpf_get_stackid": _stackid,
     "bpf_get_func_ip": _place(lambda place: place.kernel),
     "bpf_get_attach_cookie": _cookie,
     "bpf_get_func_arg": _parameter,

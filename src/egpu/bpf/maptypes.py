@@ -42,6 +42,7 @@ class Storage(enum.Enum):
     HASH = "an open-addressed table in the device arena"
     DEQUE = "a circle of values in the device arena, taken from one end"
     BLOOM = "bits in the device arena"
+    STACKS = "kept by the agent: the stacks of launches, by number"
     PER_SM_HASH = "the same with a value per SM slot for each key"
 
 
@@ -128,6 +129,7 @@ MAP_TRAITS: dict[MapType, MapTraits] = {
     MapType.PERCPU_HASH:  MapTraits(Storage.PER_SM_HASH, per_sm=True, probes=HASH_WINDOW),
     MapType.ARRAY:        MapTraits(Storage.ARRAY),
     MapType.PERCPU_ARRAY: MapTraits(Storage.PER_SM_ARRAY, per_sm=True),
+    MapType.STACK_TRACE:  MapTraits(Storage.STACKS, has_values=False),
     MapType.RINGBUF:      MapTraits(Storage.RING, has_values=False),
     MapType.PERF_EVENT_ARRAY: MapTraits(Storage.RING, has_values=False),
     MapType.GPU_RINGBUF:  MapTraits(Storage.RING, has_values=False),

@@ -11,6 +11,7 @@ from egpu.cli.values import plain, shown
 from egpu.export.json import render_line
 from egpu.maps import BloomView, HashView, MapView, QueueView, ThreadView, ring_controls, summable
 from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
+from egpu.session.stacks import StackView
 from egpu.tools.running import run_of
 from egpu.tools.sections import common_data, cost, coverage, launch_data
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from egpu.session.prints import Line, Prints
 
 ROWS = 64  # entries of one map shown in the text; JSON has all
+_NO_RINGS = (MapView, HashView, ThreadView, QueueView, BloomView, StackView)
 _SECTIONS = (".bss", ".data", ".rodata")
 
 
@@ -67,6 +69,10 @@ class ObjectOutput:
             elif isinstance(view, BloomView):
                 parts.append(Paragraph(f"{name}: {view.fill():.1%} of its bits are set"))
                 data[name] = {"fill": view.fill()}
+            elif isinstance(view, StackView):
+                stacks = _stack_rows(view)
+                parts += _shown(name, stacks, empty="no stacks", kind="stacks")
+                data[name] = [{"key": key, **value} for key, value in stacks]
             elif isinstance(view, ThreadView):
                 rows = _thread_rows(view)
                 parts += _shown(name, rows)
@@ -102,7 +108,7 @@ class ObjectOutput:
 
     def _rings(self) -> Iterator[tuple[str, Ring]]:
         for name, view in self._session.maps.items():
-            if not isinstance(view, MapView | HashView | ThreadView | QueueView | BloomView):
+            if not isinstance(view, _NO_RINGS):
                 yield name, view
 
     def _write_line(self, line: Line) -> None:
@@ -135,6 +141,11 @@ class ObjectOutput:
             text = record.hex() if isinstance(record, bytes) else shown(record)
             self._stream.write(f"{name}: {text}\n")
         self._stream.flush()
+
+
+def _stack_rows(view: StackView) -> list[tuple[int, dict[str, object]]]:
+    """Every stack, innermost frame first."""
+    return [(number, {"value": [str(frame) for frame in view[number]]}) for number in view]
 
 
 def _clock_report(clocks: Sequence[Clock]) -> list[Part]:

@@ -22,6 +22,7 @@ from egpu.codegen.identity import (
     func_ip,
     ktime_get_ns,
     pid_tgid,
+    stackid,
     uid_gid,
 )
 from egpu.codegen.library_ring import DISCARD
@@ -137,6 +138,7 @@ _BODIES: dict[str, Callable[[Call], str | None]] = {
     "uid_gid":         uid_gid,
     "comm":            comm,
     "func_ip":         func_ip,
+    "stackid":         stackid,
     "attach_cookie":   attach_cookie,
     "func_arg":        func_arg,
     "perf_output":     perf_output,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from egpu.codegen.arena import ARENA_HEADER
+from egpu.codegen.arena import ARENA_HEADER, LAUNCH_STACK_MASK, LAUNCH_STACK_SHIFT
 from egpu.codegen.device_code import RelocKind
 from egpu.codegen.helper_call import Call, argument_place
 from egpu.codegen.ir import GLOBAL
 from egpu.codegen.memory import Place
 from egpu.errors import InternalError
 
+_EFAULT, _EINVAL = -14, -22  # uapi/asm-generic/errno-base.h
+# BPF_F_SKIP_FIELD_MASK, BPF_F_USER_STACK, BPF_F_FAST_STACK_CMP, BPF_F_REUSE_STACKID
+_STACK_FLAGS = 0xFF | 1 << 8 | 1 << 9 | 1 << 10
 COMM = 16  # bytes of Linux's TASK_COMM_LEN
 
 
@@ -66,6 +69,22 @@ def _store_byte(call: Call, place: Place, at: int, value: str) -> None:
 def func_ip(call: Call) -> str:
     """Which kernel it is: the number that records and reports have."""
     return call.scope.launch("kernel_id")
+
+
+def stackid(call: Call) -> str:
+    """The number of the stack that launched, the same for all threads of a launch.
+
+    Whose stack it is, how many frames to skip and how to compare (flags) make no difference to the
+    number; other flags are -EINVAL, as in Linux, and a launch without a stack gives -EFAULT.
+    """
+    scope, body = call.scope, call.scope.body
+    known = body.binary("lshr", "i64", scope.launch("flags"), str(LAUNCH_STACK_SHIFT))
+    number = body.binary("and", "i64", known, str(LAUNCH_STACK_MASK))
+    none = body.compare("eq", "i64", number, "0")
+    result = body.select(none, "i64", str(_EFAULT), body.add(number, -1))
+    others = body.binary("and", "i64", scope.get(3), str(~_STACK_FLAGS))
+    wrong = body.compare("ne", "i64", others, "0")
+    return body.select(wrong, "i64", str(_EINVAL), result)
 
 
 def attach_cookie(call: Call) -> str:

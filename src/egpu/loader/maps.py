@@ -21,8 +21,9 @@ from egpu.maps import Changes, HashView, MapView, ThreadView, UpdateFlag
 if TYPE_CHECKING:
     from egpu.maps import BloomView, QueueView
     from egpu.session import Ring
+    from egpu.session.stacks import StackView
 
-    View: TypeAlias = MapView | HashView | ThreadView | QueueView | BloomView | Ring
+    View: TypeAlias = MapView | HashView | ThreadView | QueueView | BloomView | StackView | Ring
 
 _ANY, _NOEXIST, _EXIST = range(3)  # Linux uapi, BPF_ANY and its like
 _RDONLY_PROG = 1 << 7  # BPF_F_RDONLY_PROG

@@ -102,6 +102,9 @@ LAUNCH_BLOCK: dict[str, tuple[int, int]] = {  # name: (offset, size)
     "flags":        (28, 4),   # LaunchFlag bits; bits 24-31 hold LAYOUT_VERSION
 }
 LAUNCH_FLAG_CAPTURED = 1       # launched from a graph: the launch id is the node's
+LAUNCH_STACK_SHIFT = 1         # from this bit on: the number of the launching stack plus 1, 0: none
+LAUNCH_STACK_MASK = 0x7FFFFF
+STACKS_LIMIT = 1 << 14         # different stacks of one process
 
 ARENA_MAGIC = 0x414E5241_55504745   # "EGPUARNA"
 ARENA_HEADER: dict[str, tuple[int, int]] = {
@@ -330,6 +333,8 @@ def plan(
             case Storage.BLOOM:
                 place = MapPlace(offset, 0, 0)
                 total = BLOOM_CONTROL_SIZE + bloom_bits(spec.max_entries, spec.extra)[0] // 8
+            case Storage.STACKS:
+                place, total = MapPlace(offset, 0, 0), 0
             case None:
                 raise InternalError(f"map {spec.name} passed the check without storage")
         places.append(place)

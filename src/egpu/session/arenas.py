@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from egpu.agent import ArenaLink
+from egpu.agent.frames import CallFrame
 from egpu.agent.twin import ArenaSetup, DeviceInfo
 from egpu.bpf.maptypes import THREAD_SLOTS, Storage, traits
 from egpu.bpf.own_maps import ALLOCATIONS, PRINT_RING, SPECS, own_map
@@ -34,6 +35,7 @@ from egpu.session.assemble import Assembler
 from egpu.session.host_maps import HostMap
 from egpu.session.initial import InitialContents
 from egpu.session.operators import Operators
+from egpu.session.stacks import StackView
 from egpu.session.writer import ArenaWriter
 
 
@@ -78,6 +80,7 @@ class Arenas:
         self.changing = threading.RLock()
         self.ended: Callable[[], bool] = bool
         self.refresh: Callable[[], object] = bool
+        self.stacks: Callable[[], Mapping[int, tuple[CallFrame, ...]]] = dict
         self._names = tuple(names)
         self._additive = additive
         self._lock = threading.Lock()
@@ -187,7 +190,7 @@ def view_of(
 class Maps(Mapping[str, "View"]):
     """The maps of a session by name: ``MapView`` for arrays, ``HashView`` for hash maps,
     ``ThreadView`` for per-thread arrays, ``QueueView`` for queues and stacks, ``BloomView`` for
-    Bloom filters, ``Ring`` for ring buffers."""
+    Bloom filters, ``StackView`` for stack traces, ``Ring`` for ring buffers."""
 
     def __init__(self, arenas: Arenas, specs: Sequence[MapSpec], names: Sequence[str]) -> None:
         self._arenas = arenas
@@ -206,6 +209,8 @@ class Maps(Mapping[str, "View"]):
                 if place < index
             )
             return self._rings.setdefault(name, Ring(self._arenas, number, spec))
+        if traits(spec.type).storage is Storage.STACKS:
+            return StackView(spec, self._arenas.stacks)
         copies = partial(self._arenas.copies, index)
         return view_of(spec, copies, HostMap(self._arenas, index))
 
@@ -292,4 +297,4 @@ class Ring:
         return rings[self._number]
 
 
-View = MapView | HashView | ThreadView | QueueView | BloomView | Ring
+View = MapView | HashView | ThreadView | QueueView | BloomView | StackView | Ring

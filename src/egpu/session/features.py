@@ -13,6 +13,7 @@ from egpu.verifier import VerifiedProgram
 
 _BY_BODY = {
     "ktime_get_ns": Feature.CLOCK,
+    "stackid": Feature.STACKS,
     "probe_read": Feature.ALLOCATIONS,
     "probe_read_text": Feature.ALLOCATIONS,
 }  # device bodies of helpers

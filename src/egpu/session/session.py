@@ -384,6 +384,7 @@ class Session:
         self._cleanup.callback(self._server.close)
         self._links.serve(self._server)
         self._arenas.refresh = self._server.snapshot
+        self._arenas.stacks = self._server.stacks
         self._arenas.ended = lambda: not self.running()
         self._maps = self._arenas.views()
         self._open_service()

@@ -23,7 +23,6 @@ from egpu.verifier.verified import Policy, Region
 _REFUSED: dict[int, tuple[str, str]] = {
     12:  ("bpf_tail_call: probes do not jump to other programs", "call a static function"),
     25:  ("bpf_perf_event_output: there is no such buffer", "use a ring buffer"),
-    27:  ("bpf_get_stackid: kernels have no stack trace", "write the indices to a record"),
     93:  ("bpf_spin_lock: lanes of a warp that wait for each other never end", "use atomics"),
     94:  ("bpf_spin_unlock: lanes of a warp that wait for each other never end", "use atomics"),
 }  # fmt: skip

@@ -51,8 +51,8 @@ def test_ring_of_one_sm_is_a_share_rounded_up(entries, slots, size):
 
 
 def test_maps_that_cannot_be_laid_out_are_refused_by_name():
-    with pytest.raises(UnsupportedError, match="map h: map type STACK_TRACE"):
-        L.plan([MapSpec("h", MapType.STACK_TRACE, 4, 4, 1)], 1)
+    with pytest.raises(UnsupportedError, match="map h: map type HASH_OF_MAPS"):
+        L.plan([MapSpec("h", MapType.HASH_OF_MAPS, 4, 4, 1)], 1)
     with pytest.raises(InputError, match="map a: max_entries is 0"):
         L.plan([MapSpec("a", MapType.ARRAY, 4, 4, 0)], 1)
     with pytest.raises(InputError, match="map a: value size is 0"):
