@@ -150,10 +150,13 @@ static long program_load(const union bpf_attr *attr)
     struct answer answer = {0};
     int error = name_maps(code, attr->insn_cnt, pointer(attr->fd_array));
     if (error == 0) {
-        const void *parts[] = {program.name, code};
-        const size_t sizes[] = {sizeof program.name, size};
+        char license[EGPU_LOADER_LICENSE_SIZE] = {0};
+        if (attr->license != 0)
+            strncpy(license, pointer(attr->license), sizeof license - 1);
+        const void *parts[] = {program.name, license, code};
+        const size_t sizes[] = {sizeof program.name, sizeof license, size};
         struct egpu_loader_request request = {.op = EGPU_OP_PROG_LOAD, .a = attr->prog_type};
-        error = ask(&request, parts, sizes, 2, &answer);
+        error = ask(&request, parts, sizes, 3, &answer);
         program.number = (uint32_t)answer.value;
         give_log(attr, &answer);
         if (error != 0 && answer.size > 0 && attr->log_buf == 0 && program.number != 0)

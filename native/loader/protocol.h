@@ -7,6 +7,7 @@
 #define EGPU_LOADER_VERSION 1u
 #define EGPU_LOADER_SIZE_LIMIT 1073741824u
 #define EGPU_LOADER_NAME_SIZE 16
+#define EGPU_LOADER_LICENSE_SIZE 64
 
 enum egpu_loader_op {
     EGPU_OP_HELLO = 1,

@@ -5,7 +5,7 @@
  *
  * KEY and VALUE are numbers of the map's sizes.  --set writes before, --later after attaching,
  * --during (like --later) about two seconds later; --delete deletes just before that, and again after.
- * Attaches all but uprobes, with --uprobes these too; with --no-attach it ends instead.
+ * Attaches all but uprobes, with --uprobe PATH:OFFSET these too; with --no-attach it ends instead.
  * Runs until SIGINT; then prints each map as `MAP KEY VALUE` in hexadecimal bytes, each record as
  * `MAP record VALUE` when it comes.  It knows nothing of egpu.  The prototypes stand here so that
  * libbpf's headers are not needed. */
@@ -144,6 +144,27 @@ static void fill(const struct bpf_object *object, char **words)
             exit(1);
 }
 
+static const char *ring_of(int count, char **words, const char *option)
+{
+    for (int i = 2; i + 1 < count; i++)
+        if (strcmp(words[i], option) == 0)
+            return words[i + 1];
+    return NULL;
+}
+
+/* At "path:offset"; at what a function leaves if its section says uretprobe. */
+static bool attach_uprobe(const struct bpf_program *program, const char *place, const char *colon)
+{
+    char path[4096];
+    if (colon == NULL || (size_t)(colon - place) >= sizeof path)
+        return false;
+    memcpy(path, place, (size_t)(colon - place));
+    path[colon - place] = '\0';
+    bool leaving = strcmp(bpf_program__section_name(program), "uretprobe") == 0;
+    return bpf_program__attach_uprobe(program, leaving, -1, path, strtoull(colon + 1, NULL, 0)) !=
+           NULL;
+}
+
 static size_t values_of(const struct bpf_map *map)
 {
     const char *count = getenv("BPFTIME_MAP_GPU_THREAD_COUNT");
@@ -195,14 +216,6 @@ static bool flag(int count, char **words, const char *name)
     return false;
 }
 
-static const char *ring_of(int count, char **words, const char *option)
-{
-    for (int i = 2; i + 1 < count; i++)
-        if (strcmp(words[i], option) == 0)
-            return words[i + 1];
-    return NULL;
-}
-
 static void changes(const struct bpf_object *object, int count, char **words, const char *option)
 {
     for (int i = 2; i < count; i++)
@@ -230,8 +243,9 @@ int main(int count, char **words)
         if (flag(count, words, "--no-attach"))
             return 0;
         if (strncmp(bpf_program__section_name(program), "u", 1) == 0) {
-            if (flag(count, words, "--uprobes") &&
-                bpf_program__attach_uprobe(program, true, -1, "/proc/self/exe", 64) == NULL)
+            const char *path = ring_of(count, words, "--uprobe");
+            const char *offset = path == NULL ? NULL : strrchr(path, ':');
+            if (path != NULL && !attach_uprobe(program, path, offset))
                 return 1;
             continue;
         }

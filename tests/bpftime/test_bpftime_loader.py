@@ -1,11 +1,16 @@
 """Loaders of libbpf, unchanged: what they read, write and are told."""
 
+import ctypes
+import os
 import re
 import shlex
+import struct
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 from examples import EXAMPLES
 from running import HERE, PTX, egpu, words_of
 
@@ -86,11 +91,51 @@ def test_a_refused_program_is_the_loaders_error(built):
     assert "cuda__endless" in done.stderr
 
 
-def test_uprobes_are_named(built):
-    done = under(built, "shared_with_linux", "--uprobes", workload=adding(built))
+def place_of(path, name):
+    """ "path:offset" of a function in a program's file."""
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        (symbol,) = elf.get_section_by_name(".symtab").get_symbol_by_name(name)
+        address = symbol["st_value"]
+        for segment in elf.iter_segments("PT_LOAD"):
+            if segment["p_vaddr"] <= address < segment["p_vaddr"] + segment["p_filesz"]:
+                return f"{path}:{address - segment['p_vaddr'] + segment['p_offset']:#x}"
+    raise AssertionError(f"{name} is in no segment")
+
+
+def linux_refuses():
+    """Why Linux runs no uprobe programs here, "" if it does."""
+    if not Path("/sys/bus/event_source/devices/uprobe/type").exists():
+        return "this kernel has no uprobe events"
+    attr = ctypes.create_string_buffer(struct.pack("<5I", 2, 4, 8, 1, 0), 144)  # an array
+    words = (ctypes.c_long(321), ctypes.c_long(0), ctypes.byref(attr), ctypes.c_long(144))
+    made = ctypes.CDLL(None, use_errno=True).syscall(*words)
+    if made < 0:
+        return f"bpf(2): {os.strerror(ctypes.get_errno())}"
+    os.close(made)
+    return ""
+
+
+def test_example_6_a_map_of_the_gpu_and_of_linux(built):
+    """Linux counts launches by a uretprobe, the GPU threads; the loader reads both from one map."""
+    if why := linux_refuses():
+        pytest.skip(f"Linux runs no uprobe programs here: {why}")
+    uprobe = ("--uprobe", place_of(built.workload, "launch_once"))
+    workload = adding(built, "--grid", "2", "--block", "5", "--launches", "4")
+    done = under(built, "shared_with_linux", *uprobe, "--set", "call_count", "1", "1000",
+                 workload=workload)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert value_of(done.stdout, "call_count", "00000000") == 4 * 10
+    assert value_of(done.stdout, "call_count", "01000000") == 1000 + 4
+
+
+def test_values_that_must_cross_between_linux_and_the_gpu_are_refused(built):
+    uprobe = ("--uprobe", place_of(built.workload, "launch_once"))
+    done = under(built, "launchlate", *uprobe, workload=adding(built))
     assert done.returncode == 1
-    assert "program launched at" in done.stderr
-    assert "uprobes" in done.stderr
+    assert "failed to attach to uprobe" in done.stderr
+    assert "program launching at" in done.stderr
+    assert "Linux and the GPU do not see each other's values" in done.stderr
 
 
 def test_a_workload_that_fails_keeps_its_exit_code(built):

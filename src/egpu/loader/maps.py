@@ -19,6 +19,7 @@ from egpu.errors import MapError
 from egpu.maps import Changes, HashView, MapView, ThreadView, UpdateFlag
 
 if TYPE_CHECKING:
+    from egpu.loader.linux import LinuxArray
     from egpu.maps import BloomView, QueueView
     from egpu.session import Ring
     from egpu.session.stacks import StackView
@@ -47,6 +48,7 @@ class LoaderMap:
     frozen: bool = False
     staged: dict[bytes, bytes] = field(default_factory=dict)
     shown: Callable[[], View] | None = None  # the session's, which has new copies as they appear
+    linux: LinuxArray | None = None  # the copy of programs that Linux runs
     pending: list[bytes] = field(default_factory=list)  # records that did not fit an answer
     keys: list[bytes] = field(default_factory=list)  # the order that NEXT_KEY goes through
     _places: dict[bytes, int] = field(default_factory=dict)
@@ -100,7 +102,8 @@ class LoaderMap:
         if not traits(self.spec.type).has_values:
             raise OSError(errno.EOPNOTSUPP, f"map {self.spec.name} has records, no values")
         if traits(self.spec.type).indexed:
-            return self._element(self._checked(key, errno.ENOENT))
+            found = self._element(self._checked(key, errno.ENOENT))
+            return found if self.linux is None else self.linux.merged(key, found)
         value = self._entries().get(key)
         if value is None:
             raise OSError(errno.ENOENT, "no such key")
@@ -143,6 +146,8 @@ class LoaderMap:
             self.forget()
         else:
             self._stage(key, value, flag)
+        if self.linux is not None:
+            self.linux.update(key, value)
 
     def delete(self, key: bytes) -> None:
         """Delete a key; EINVAL for an array."""

@@ -21,7 +21,7 @@ from egpu.bpf.program import (
 )
 from egpu.bpf.sections import parse_section
 from egpu.errors import InputError, VerifierError
-from egpu.verifier import verify
+from egpu.verifier import VerifiedProgram, verify
 
 PROG_TYPE_KPROBE = 2  # Linux uapi, enum bpf_prog_type: kprobe/, kretprobe/, uprobe/ sections
 # bpftime: a program whose name begins (ends, in its older form) so is the GPU's.
@@ -47,8 +47,10 @@ class LoadedProgram:
     name: str
     code: tuple[Insn, ...]
     numbers: tuple[int, ...]
+    license: str = ""
     refused: str = ""
     points: tuple[AttachPoint, ...] = ()
+    verified: VerifiedProgram | None = None
 
     @property
     def named_for_gpu(self) -> bool:
@@ -71,19 +73,19 @@ def new_map(number: int, fields: Sequence[int], name: str) -> MapSpec:
     return MapSpec(name or f"map{number}", map_type, key_size, value_size, entries, flags)
 
 
-def load_program(name: str, code: bytes, maps: dict[int, MapSpec]) -> LoadedProgram:
+def load_program(name: str, license: str, code: bytes, maps: dict[int, MapSpec]) -> LoadedProgram:
     """A program of BPF_PROG_LOAD.
 
     Raises VerifierError if it is named for the GPU and refused; InputError if it is malformed.
     """
     numbered, numbers = _indexed(decode(code), maps)
-    loaded = LoadedProgram(name, numbered, numbers)
+    loaded = LoadedProgram(name, numbered, numbers, license)
     specs = tuple(maps[number] for number in numbers)
     problems: list[VerifierError] = []
     for point in _ANYWHERE:  # where it goes is known when it is attached
         program = program_from_code(numbered, name, maps=specs, attach=(point,), section="kprobe")
         try:
-            verify(program)
+            loaded.verified = verify(program)
         except VerifierError as error:
             problems.append(error)
         else:

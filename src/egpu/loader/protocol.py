@@ -20,6 +20,7 @@ MAGIC: Final = 0x4C554745  # "EGUL"
 VERSION: Final = 1
 SIZE_LIMIT: Final = 1 << 30  # bytes behind a header
 NAME_SIZE: Final = 16  # BPF_OBJ_NAME_LEN (Linux uapi)
+LICENSE_SIZE: Final = 64
 
 
 class Op(enum.IntEnum):
@@ -27,7 +28,7 @@ class Op(enum.IntEnum):
 
     HELLO = 1  # a: pid
     MAP_CREATE = 2  # payload MAP; the reply's value is the map's number, its payload one u64
-    PROG_LOAD = 3  # a: program type; payload name, then instructions; the reply has the log
+    PROG_LOAD = 3  # a: program type; payload name, licence, instructions; the reply has the log
     LINK = 4  # object: program; a: 1 for return probes, b: 1 for uprobes; payload the place
     UNLINK = 5  # object: link
     LOOKUP = 6  # payload the key; the reply has the value as user space sees it
@@ -109,6 +110,7 @@ def header() -> str:
         f"#define EGPU_LOADER_VERSION {VERSION}u",
         f"#define EGPU_LOADER_SIZE_LIMIT {SIZE_LIMIT}u",
         f"#define EGPU_LOADER_NAME_SIZE {NAME_SIZE}",
+        f"#define EGPU_LOADER_LICENSE_SIZE {LICENSE_SIZE}",
         "",
         "enum egpu_loader_op {",
         *(f"    EGPU_OP_{op.name} = {op.value}," for op in Op),

@@ -13,6 +13,7 @@ from pathlib import Path
 from egpu.bpf.program import AttachPoint, Object
 from egpu.errors import AgentError, EgpuError, UnsupportedError
 from egpu.loader import protocol as wire
+from egpu.loader.linux import LinuxSide
 from egpu.loader.maps import LoaderMap
 from egpu.loader.programs import (
     PROG_TYPE_KPROBE,
@@ -25,8 +26,10 @@ from egpu.loader.programs import (
 )
 from egpu.loader.protocol import Op, Request
 from egpu.session import Session
+from egpu.session.additive import added_to_only
 
 SOCKET_NAME = "loader.sock"
+_CODE_AT = wire.NAME_SIZE + wire.LICENSE_SIZE
 _FRESH_S = 0.02  # a loader that reads map after map sees one snapshot
 _QUIET_S = 0.3  # after its last link, a loader that asks nothing has attached all it wants
 _READING = frozenset({Op.LOOKUP, Op.NEXT_KEY, Op.RECORDS})
@@ -52,6 +55,7 @@ class LoaderServer:
         self._read = False
         self._session: Session | None = None
         self._snapshot_at = 0.0
+        self._linux = LinuxSide()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket.bind(str(self.socket_path))
         self._socket.listen(8)
@@ -77,7 +81,22 @@ class LoaderServer:
             if point is not None:
                 programs = [directly(programs, only, point)]
             made, numbers = collect(programs, specs)
+            self._check_shared(programs)
             return made, tuple(self._maps[number] for number in numbers)
+
+    def _check_shared(self, programs: list[LoadedProgram]) -> None:
+        """Maps that Linux's programs have, too, are only added to on the GPU."""
+        for program in programs:
+            if not program.points or program.verified is None:
+                continue
+            added = added_to_only([program.verified], len(program.numbers))
+            for index, number in enumerate(program.numbers):
+                if self._maps[number].linux is not None and index not in added:
+                    raise UnsupportedError(
+                        f"program {program.name} reads or writes map "
+                        f"{self._maps[number].spec.name}, which programs of Linux add to",
+                        needs="atomic additions only: each side has values of its own",
+                    )
 
     def bind(self, session: Session, maps: tuple[LoaderMap, ...]) -> None:
         """From now on ``maps`` are those of ``session``, which has them in this order."""
@@ -98,6 +117,7 @@ class LoaderServer:
     def close(self) -> None:
         """Stop answering.  May be called twice."""
         self._socket.close()
+        self._linux.close()
         self.socket_path.unlink(missing_ok=True)
 
     def __enter__(self) -> LoaderServer:
@@ -164,10 +184,13 @@ class LoaderServer:
     def _prog_load(self, request: Request, payload: bytes) -> tuple[int, bytes]:
         if request.a != PROG_TYPE_KPROBE:
             return 0, b""  # how libbpf finds out what a kernel can do; nothing attaches it
-        name = payload[: wire.NAME_SIZE].rstrip(b"\0").decode("utf-8", "replace")
+        name, license = (
+            part.rstrip(b"\0").decode("utf-8", "replace")
+            for part in (payload[: wire.NAME_SIZE], payload[wire.NAME_SIZE : _CODE_AT])
+        )
         specs = {number: each.known for number, each in self._maps.items()}
         number = self._number()
-        self._programs[number] = load_program(name, payload[wire.NAME_SIZE :], specs)
+        self._programs[number] = load_program(name, license, payload[_CODE_AT:], specs)
         return number, b""
 
     def _link(self, request: Request, payload: bytes) -> tuple[int, bytes]:
@@ -178,10 +201,7 @@ class LoaderServer:
                 f"a program of this type at {place}", needs="a kprobe/ or kretprobe/ section"
             )
         if request.b:
-            raise UnsupportedError(
-                f"program {program.name} at {place}: uprobes of a loader",
-                needs="a program for the GPU; Linux runs no programs here",
-            )
+            return self._link_to_linux(program, place, leaving=bool(request.a)), b""
         if program.refused:
             raise UnsupportedError(f"program {program.name} at {place}: {program.refused}")
         points = place_of(program, place, leaving=bool(request.a))
@@ -195,6 +215,26 @@ class LoaderServer:
         self._links[number] = program
         self._linked_at = time.monotonic()
         return number, b""
+
+    def _link_to_linux(self, program: LoadedProgram, place: str, *, leaving: bool) -> int:
+        """A uprobe: Linux runs it, on copies of maps that it only adds to."""
+        maps = {number: self._maps[number].spec for number in program.numbers}
+        added: frozenset[int] = frozenset()
+        if program.verified is not None:
+            added = added_to_only([program.verified], len(maps))
+        for index, spec in enumerate(maps.values()):
+            if index not in added:
+                raise UnsupportedError(
+                    f"program {program.name} at {place}: it does more with map {spec.name} than "
+                    "add to it, and Linux and the GPU do not see each other's values",
+                    needs="atomic additions whose result is not used",
+                )
+        self._linux.attach(program.code, maps, place, leaving=leaving, license=program.license)
+        for number in program.numbers:
+            self._maps[number].linux = self._linux.arrays[number]
+        number = self._number()
+        self._linked_at = time.monotonic()
+        return number
 
     def _unlink(self, request: Request, _payload: bytes) -> tuple[int, bytes]:
         program = self._links.pop(request.object, None)

@@ -23,12 +23,16 @@ _CALL = 0x85
 
 def additive_maps(programs: Sequence[VerifiedProgram], maps: Sequence[MapSpec]) -> frozenset[int]:
     """Indices of the maps that every program only adds to (``*v += n`` or an atomic add)."""
+    added = added_to_only(programs, len(maps))
+    return frozenset(index for index in added if summable(maps[index]))
+
+
+def added_to_only(programs: Sequence[VerifiedProgram], count: int) -> frozenset[int]:
+    """The same of ``count`` maps, whatever their values are."""
     other: set[int] = set()
     for program in programs:
         other.update(_used_otherwise(program))
-    return frozenset(
-        index for index, spec in enumerate(maps) if index not in other and summable(spec)
-    )
+    return frozenset(index for index in range(count) if index not in other)
 
 
 _OPERANDS = PRINTED_VALUE + VALUES_LIMIT  # registers, and values taken from arrays

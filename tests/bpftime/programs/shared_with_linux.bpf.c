@@ -16,7 +16,7 @@ int cuda__leave(void)
 	__u64 *count = bpf_map_lookup_elem(&call_count, &key);
 
 	if (count)
-		__sync_fetch_and_add(count, 1);
+		__atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
 	return 0;
 }
 
@@ -27,6 +27,6 @@ int launched(void)
 	__u64 *count = bpf_map_lookup_elem(&call_count, &key);
 
 	if (count)
-		__sync_fetch_and_add(count, 1);
+		__atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
 	return 0;
 }
