@@ -57,6 +57,10 @@ class Trials:
         self._only = kernels
         ptxas = find_ptxas()
         self._assembler = Assembler(ptxas) if ptxas is not None else None
+        # Each keeps what it opened and compiled; members are told apart by the module's number.
+        self._by_text = self._builder(machine_code=False)
+        self._by_code = self._builder(machine_code=True)
+        self._members: list[Member] = []
 
     @property
     def programs(self) -> tuple[VerifiedProgram, ...]:
@@ -72,18 +76,17 @@ class Trials:
             pid=0,
             device=DeviceInfo(0, arch // 10, arch % 10, _SMS, ""),
             kernel=kernel.name,
-            module=0,
+            module=self._number(member),
             slot=0,
             image=lambda: unpack(member),
         )
         started = time.perf_counter()
-        builder = self._builder(machine_code=member.kind is MemberKind.CUBIN)
+        builder = self._by_code if member.kind is MemberKind.CUBIN else self._by_text
         answer = builder.resolve(seen)
         if isinstance(answer, Refused) and kept_ptx(member):
-            by_text = self._builder(machine_code=False)
-            second = by_text.resolve(seen)
+            second = self._by_text.resolve(seen)
             if isinstance(second, Twin):
-                builder, answer = by_text, second
+                builder, answer = self._by_text, second
         took = (time.perf_counter() - started) * 1e3
         match answer:
             case Unmatched():
@@ -91,7 +94,7 @@ class Trials:
             case Refused(reason=reason):
                 return Trial(kernel.name, Way.NONE, reason, kernel.registers, took_ms=took)
             case Twin():
-                (report,) = builder.reports()
+                report = next(each for each in builder.reports() if each.kernel == kernel.name)
                 return Trial(
                     kernel.name,
                     report.way,
@@ -103,6 +106,13 @@ class Trials:
                     report.uncovered,
                     took,
                 )
+
+    def _number(self, member: Member) -> int:
+        for number, known in enumerate(self._members):
+            if known is member:
+                return number
+        self._members.append(member)
+        return len(self._members) - 1
 
     def _builder(self, *, machine_code: bool) -> TwinBuilder:
         additive = additive_maps(self._verified, self._maps)
