@@ -66,7 +66,12 @@ def found(running: Session) -> dict:
             for key, value in values.items()
         ]
     prints = [line.printed.text for line in (*running.prints, *running.prints.finish())]
-    return {"maps": maps, "records": records, "prints": prints}
+    unprobed = [
+        f"{row.name}: {row.not_probed}, {row.refusals}"
+        for row in running.kernels()
+        if row.not_probed.keys() - {"unmatched"}
+    ]
+    return {"maps": maps, "records": records, "prints": prints, "unprobed": unprobed}
 
 
 def main(place: str, workload: str, *flags: str) -> int:
@@ -76,7 +81,12 @@ def main(place: str, workload: str, *flags: str) -> int:
     path = object_of(example)
     made = with_values(gpu_part(read_object(path.read_bytes(), path.name)), changes(example))
     hashed = any(traits(spec.type).hashed for spec in made.maps)
-    options = Options(simulated="--sim" in flags, hash_maps=hashed, thread_slots=example.slots)
+    options = Options(
+        simulated="--sim" in flags,
+        hash_maps=hashed,
+        allow_occupancy_loss="--allow-occupancy-loss" in example.needs,
+        thread_slots=example.slots,
+    )
     words = words_of(example, Built(Path(workload), None))
     with session.run(words, programs=made, options=options) as running:
         status = running.wait(60)

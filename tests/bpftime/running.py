@@ -127,6 +127,7 @@ def run_direct(place: int, example: Example, built: Built, *flags: str) -> Ran:
     assert done.returncode == 0, (done.stdout, done.stderr)
     output, _, document = done.stdout.rstrip("\n").rpartition("\n")
     found = json.loads(document)
+    assert found["unprobed"] == []
     maps = {
         name: {key: bytes.fromhex(v) if isinstance(v, str) else v for key, v in rows}
         for name, rows in found["maps"].items()
