@@ -13,6 +13,7 @@ from egpu.tools.names import display_names
 from egpu.tools.running import UNNAMED
 
 _ROWS = 60  # kernels in the text; JSON has all
+_NAMED = 6  # kernels named with a reason
 
 
 def with_explanations(report: Report, rows: Sequence[Explanation]) -> Report:
@@ -69,7 +70,8 @@ def _parts(rows: Sequence[Explanation], names: Sequence[str]) -> list[Part]:
         for text in row.why_not:
             reasons.setdefault(text, []).append(name)
     for text, kernels in reasons.items():
-        parts.append(Paragraph(f"Not probed: {text}: {', '.join(kernels)}", Weight.PLAIN))
+        more = f" and {len(kernels) - _NAMED:,} more" if len(kernels) > _NAMED else ""
+        parts.append(Paragraph(f"Not probed: {', '.join(kernels[:_NAMED])}{more}: {text}"))
     return parts
 
 
