@@ -266,3 +266,67 @@ def test_many_changes_at_once(tmp_path):
             assert blocks.to_dict() == {0: 1, **entries}
         assert blocks.lookup_batch([5, 6, 100_000]) == {5: 10, 6: 12}
         assert session.maps["settings"].lookup_batch([0, 3]) == {0: (0, 0), 3: (0, 0)}
+
+
+HASHES = ROOT / "tests" / "gpu" / "probes" / "hashes.bpf.o"
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_every_type_of_hash_map(tmp_path, early):
+    """Keys that the programs never use, set before there is a table (on this machine, by the same
+    code) and while there is one (on the device)."""
+    with running(tmp_path, HASHES) as (session, stepper):
+        if not early:
+            stepper.do("first 1 4")
+        maps = session.maps
+        wide = {"number": 9_000, "twice": 1, "square": 2}
+        maps["counts"][wide] = 5
+        maps["churn"].update_batch({key: key for key in range(300, 400)})
+        maps["small"].update_batch({10**6 + key: (key, key) for key in range(90)})
+        maps["per_sm"][40_000] = 7
+        maps["recent"].update_batch({10**6 + key: (key, -key % 5) for key in range(150)})
+        if early:
+            stepper.do("first 1 4")
+        maps["counts"][wide] = 6
+        maps["per_sm"][40_000] = 8
+        del maps["churn"][399]
+        stepper.end(session)
+        counts, churn = maps["counts"].to_dict(), maps["churn"].to_dict()
+        assert (counts.pop((9_000, 1, 2)), sum(counts.values())) == (6, 4)
+        assert churn == {**dict.fromkeys(range(4), 1), **{key: key for key in range(300, 399)}}
+        small = maps["small"].to_dict()
+        assert {key: small.pop(10**6 + key) for key in range(90)} == {
+            key: (key, key) for key in range(90)
+        }
+        assert small == {key: (3 * key, 3 * key) for key in range(4)}
+        per_sm = maps["per_sm"].to_dict()
+        assert (per_sm.pop(40_000), sum(per_sm.values())) == (8, 4)
+        assert sum(maps["per_sm"].parts()[40_000]) == 8
+        recent = maps["recent"].to_dict()
+        assert {key - 10**6: recent[key] for key in recent if key >= 10**6} == {
+            key: (key, -key % 5) for key in range(150)
+        }
+
+
+def test_a_map_that_evicts_takes_new_keys_from_the_host(tmp_path):
+    with running(tmp_path, HASHES) as (session, stepper):
+        stepper.do("first 1 1")
+        recent = session.maps["recent"]
+        room = recent.spec.max_entries
+        assert recent.update_batch({10**6 + key: (0, 0) for key in range(2 * room)}) == 2 * room
+        assert len(recent) == room
+        assert recent.counter("evicted") == room + 1  # with the kernel's own
+        recent.update_batch(dict.fromkeys(list(recent), (1, 1)))
+        assert set(recent.values()) == {(1, 1)}
+
+
+def test_a_per_sm_hash_without_deletions(tmp_path):
+    """Only the SM that inserts has a value then; what is there cannot be set on the others."""
+    program = ROOT / "tests" / "gpu" / "probes" / "hash_per_sm.bpf.o"
+    with running(tmp_path, program) as (session, stepper):
+        stepper.do("first 1 4")
+        per_sm = session.maps["per_sm"]
+        per_sm.update(40_000, 7, UpdateFlag.NOEXIST)
+        with pytest.raises(MapError, match="map_deletions"):
+            per_sm[40_000] = 8
+        assert per_sm[40_000] == 7

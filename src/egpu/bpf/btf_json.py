@@ -78,4 +78,11 @@ def load_types(rows: object) -> Btf:
         for target in (row.type, *(member.type for member in row.members)):
             if not 0 <= target < len(types):
                 raise InputError(f"malformed types: type {target} is not there")
+        numbers = [row.size, row.encoding, row.count]
+        for member in row.members:
+            numbers += [member.offset, member.bits, member.size]
+        if row.kind is BtfKind.INT and not 0 < row.size <= 16:
+            raise InputError(f"malformed types: an integer of {row.size} bytes")
+        if min(numbers) < 0:
+            raise InputError(f"malformed types: a negative number in type {row.id}")
     return Btf(tuple(types), b"\0")

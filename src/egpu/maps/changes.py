@@ -94,7 +94,7 @@ class Changes:
         EEXIST, ENOENT, E2BIG (no such array element, or a full map), EPERM (frozen), ESTALE (the
         process has ended); InputError for a key or value of another type or range.
         """
-        self.update_batch({_hashable(key): value}, flag)
+        self.update_batch([(key, value)], flag)
 
     def update_batch(
         self,
@@ -195,7 +195,3 @@ class Changes:
         if len(keys) > 1:
             text += f"; {len(failed)} of {len(keys)} were not done"
         raise MapError(f"key {key!r:.60}: {text}", errno=number, where=self._where())
-
-
-def _hashable(key: Any) -> Any:
-    return bytes(key) if isinstance(key, bytearray) else key
