@@ -133,6 +133,7 @@ static __always_inline int arrive(struct block *b, __u64 entry, __u64 now, __u32
 {
 	__u64 key = 1ull << 63 | b->launch << 32 | b->index; /* never 0 */
 	struct meeting *m;
+	__u64 late;
 
 	b->start = entry;
 	b->end = now;
@@ -152,7 +153,9 @@ static __always_inline int arrive(struct block *b, __u64 entry, __u64 now, __u32
 	if (__sync_fetch_and_add(&m->count, amount) + amount != b->threads)
 		return 0;
 	b->start = *(volatile __u64 *)&m->start;
-	b->end = *(volatile __u64 *)&m->late;
+	late = *(volatile __u64 *)&m->late;
+	if (late > now)
+		b->end = late;
 	m->late = 0;
 	m->count = 0;
 	__sync_lock_test_and_set(&m->key, 0);
