@@ -22,7 +22,7 @@ enum { PERIOD_NS = 2000000, MOST_AT_ONCE = 1 << 20, RING_HEADER = 8, PERF_HEADER
 
 struct ring {
     struct ring *next;
-    const struct object *map;
+    const struct object *map; /* NULL: nobody has said yet whose records these are */
     int file, event; /* duplicates that nobody else closes */
     unsigned char *memory;
     size_t size; /* bytes of data; 0 until it is mapped */
@@ -133,7 +133,7 @@ static void *serve(void *nothing)
         nanosleep(&period, NULL);
         pthread_mutex_lock(&lock);
         for (struct ring *ring = rings; ring != NULL; ring = ring->next)
-            if (ring->size > 0)
+            if (ring->memory != NULL && ring->map != NULL)
                 fill(ring);
         pthread_mutex_unlock(&lock);
     }
@@ -208,8 +208,6 @@ void ring_mapped(int fd, struct object *object, size_t length)
     if (ring != NULL && ring->memory == NULL && (!perf || length > page())) {
         if (!grow(ring, fd, data, perf))
             say("no memory for the records of %s", object->name);
-        if (ring->map == NULL)
-            ring->size = perf ? data : 0;
         start();
     }
     pthread_mutex_unlock(&lock);

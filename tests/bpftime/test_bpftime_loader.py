@@ -55,6 +55,18 @@ def test_records_of_a_linux_ring_buffer(built):
     assert "dropped 00000000 0000000000000000" in done.stdout
 
 
+def test_records_of_a_perf_buffer(built):
+    shape = ("--grid", "3", "--block", "50", "--launches", "6", "--sleep", "50")
+    done = under(built, "perf", "--perf", "events", workload=adding(built, *shape))
+    assert done.returncode == 0, done.stderr
+    records = Counter(re.findall(r"^events record (\w+)$", done.stdout, re.MULTILINE))
+    threads = {  # Linux counts the padding behind a sample's size: 4 bytes here
+        thread.to_bytes(8, "little") + bytes(12) + (thread + 1).to_bytes(4, "little") + bytes(4)
+        for thread in range(150)
+    }
+    assert records == dict.fromkeys((each.hex() for each in threads), 6)
+
+
 def value_of(output, name, key):
     (found,) = re.findall(rf"^{name} {key} (\w+)$", output, re.MULTILINE)
     return int.from_bytes(bytes.fromhex(found), "little")
