@@ -171,6 +171,17 @@ def _compiler() -> Finding:
     return Finding("C to BPF", State.MISSING, f"{clang} has no BPF target", advice)
 
 
+def _perfetto() -> Finding:
+    if importlib.util.find_spec("perfetto") is not None:
+        return Finding("perfetto", State.OK, "run blocksched --perfetto FILE")
+    return Finding(
+        "perfetto",
+        State.MISSING,
+        "not found: no files for ui.perfetto.dev",
+        "pip install 'warpbpf[perfetto]'",
+    )
+
+
 def _header() -> Finding:
     folder = include_folder()
     if folder is None:
@@ -256,6 +267,7 @@ _CHECKS: tuple[Callable[[], Finding], ...] = (
     _nvdisasm,
     _nvcc,
     _compiler,
+    _perfetto,
     _header,
     _agent,
     _simulated,
