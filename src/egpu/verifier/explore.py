@@ -26,7 +26,7 @@ from egpu.verifier.report import Refusal, describe
 from egpu.verifier.setting import Recorder, Setting
 from egpu.verifier.state import Frame, State
 from egpu.verifier.structure import Step
-from egpu.verifier.subsume import Live, state_covers, state_key
+from egpu.verifier.subsume import Live, may_equal, state_covers, state_key
 from egpu.verifier.widen import ROUNDS, widen
 
 __all__ = ["Exploration", "Explored", "Stopped", "replay"]
@@ -110,7 +110,8 @@ class Exploration:
         self.references = 0  # records held where the part begins
         self.returned: list[State] = []
         self.left: list[tuple[int, State]] = []
-        self.seen: dict[int, dict[tuple[object, ...], Node]] = {}
+        self.seen: dict[int, list[Node]] = {}  # by pc, while there are few
+        self.keyed: dict[int, dict[tuple[object, ...], Node]] = {}  # by pc and key, where many
         self.finished: dict[int, deque[Node]] = {}
         self.pending: list[tuple[State, int, Node, bool | None]] = []
         self.processed = 0
@@ -386,9 +387,21 @@ class Exploration:
     def _compare(self, state: State, spent: int) -> bool:
         """Compare at a checkpoint; whether the way ends here."""
         live = self._live(state)
-        key = state_key(state, live)
-        here = self.seen.setdefault(self.pc, {})
-        known = here.get(key)
+        here = self.seen.setdefault(self.pc, [])
+        if len(here) == _REMEMBERED and self.pc not in self.keyed:
+            # Until now all of them are remembered: what is equal to a finished one, that covers.
+            assert all(node.state is not None for node in here), "as many are kept"
+            self.keyed[self.pc] = {
+                state_key(node.state, self._live(node.state)): node
+                for node in here
+                if node.state is not None
+            }
+        keyed, key = self.keyed.get(self.pc), None
+        if keyed is None:
+            known = self._repeated(here, state, live)
+        else:
+            key = state_key(state, live)
+            known = keyed.get(key)
         if known is not None and known.open:
             raise Refusal(
                 "P4",
@@ -411,9 +424,22 @@ class Exploration:
             return True
         node = Node(self.node, self.pc, spent, ways=1, jumped=self.jumped, state=state.copy())
         self._check_cost(node.total)
-        here[key] = node
+        if keyed is None or key is None:
+            here.append(node)
+        else:
+            keyed[key] = node
         self.node, self.jumped = node, None
         return False
+
+    def _repeated(self, nodes: list[Node], state: State, live: list[Live]) -> Node | None:
+        """The unfinished node whose state is equal."""
+        key = None
+        for node in nodes:
+            if node.open and node.state is not None and may_equal(node.state, state, live[-1]):
+                key = key or state_key(state, live)
+                if state_key(node.state, self._live(node.state)) == key:
+                    return node
+        return None
 
     def _end(self, spent: int) -> None:
         for node in self.node.finish_way(spent):

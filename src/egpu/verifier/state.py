@@ -62,7 +62,10 @@ class Slot(NamedTuple):
     spills: tuple[Spill, ...] = ()
 
     def has_pointer(self) -> bool:
-        return any(isinstance(spill.value, Pointer) for spill in self.spills)
+        for spill in self.spills:  # noqa: SIM110 - any() takes three times as long
+            if type(spill.value) is Pointer:
+                return True
+        return False
 
     def written(self, at: int, size: int, kind: int) -> Slot:
         """The slot after ``size`` bytes from ``at`` became ``kind``; cut spills become MISC."""
@@ -93,7 +96,10 @@ class Slot(NamedTuple):
 
     def spill_at(self, at: int) -> Spill | None:
         """The spill that byte ``at`` belongs to."""
-        return next((s for s in self.spills if s.at <= at < s.at + s.size), None)
+        for spill in self.spills:
+            if spill.at <= at < spill.at + spill.size:
+                return spill
+        return None
 
 
 EMPTY_SLOT = Slot()

@@ -113,6 +113,8 @@ def _slot_covers(old: Slot, new: Slot, links: _Links, matters: bool) -> bool:
         if not _value_covers(spill.value, match.value, links, matters):
             return False
         followed = SPILL  # a pointer takes the whole slot
+    if old.kinds == new.kinds:  # the most common case of what follows
+        return followed == SPILL or not new.has_pointer()
     return all(
         old.kinds[at] == followed or _byte_covers(old, new, at, matters)
         for at in range(len(old.kinds))
@@ -149,6 +151,36 @@ def state_covers(old: State, new: State, live: list[Live]) -> bool:
             return False
     held = zip(sorted(old.references), sorted(new.references), strict=True)
     return all(links.match(mine, theirs) for mine, theirs in held)
+
+
+def may_equal(a: State, b: State, live: Live) -> bool:
+    """Whether the keys of two states at one place may be equal: tells most that differ apart by
+    the numbers of the running frame, at a small part of what their keys cost."""
+    if len(a.frames) != len(b.frames):
+        return False
+    mine, theirs = a.frames[-1], b.frames[-1]
+    for index in _MEMBERS[live.registers & live.numbers]:
+        if _differ(mine.registers[index], theirs.registers[index]):
+            return False
+    followed = live.slots & live.slot_numbers
+    if followed:
+        for number, slot in mine.slots.items():
+            if followed >> 2 * (-1 - number) & 3:
+                other = theirs.slots.get(number)
+                if other is None or slot.kinds != other.kinds:
+                    return False
+                for one, two in zip(slot.spills, other.spills, strict=False):
+                    if _differ(one.value, two.value):
+                        return False
+    return True
+
+
+def _differ(a: Value, b: Value) -> bool:
+    """Whether two values are certainly different, links aside."""
+    if a is b:
+        return False
+    kind = type(a)
+    return kind is not type(b) or (kind is Scalar and a[:10] != b[:10])  # type: ignore[index]
 
 
 _NUMBER = "number"  # any number, in a key
