@@ -30,14 +30,15 @@ def contention(known: Known, counting: Counting, worst: Spent) -> Iterator[Refus
         if step is None or step.kind is not Kind.ATOMIC:
             continue
         operand = known.frames.operand(step.pc, step.dst)
-        if operand is None or not _shared(known, step, operand):
+        if operand is None or not _shared(known, operand):
             continue
         address = _address(known, step, operand)
         found.setdefault(address, []).append((step, _times(counting, worst, step)))
     for places in found.values():
         if _total(places) > limit:
-            # Whether one thread alone comes there takes a dataflow of its own: asked last.
-            places = [place for place in places if not _single(known, place[0])]  # noqa: PLW2901
+            # What all threads share, and whether one alone comes there, take dataflows of their
+            # own: asked last.
+            places = [place for place in places if _met(known, place[0])]  # noqa: PLW2901
         if _total(places) > limit:
             yield _warning(known, places)
 
@@ -46,9 +47,12 @@ def _total(places: _Places) -> int:
     return sum(times for _, times in places)
 
 
-def _single(known: Known, step: Step) -> bool:
-    """Whether one thread of a launch executes ``step``."""
-    return known.threads.owner(step.pc, step.dst) >= linear.INDICES
+def _met(known: Known, step: Step) -> bool:
+    """Whether threads of a launch may meet at the address of ``step``: it is the same for all, and
+    more than one thread executes it."""
+    if known.launch.register_varies(step.pc, step.dst):
+        return False
+    return not known.threads.owner(step.pc, step.dst) >= linear.INDICES
 
 
 def _warning(known: Known, places: _Places) -> Refusal:
@@ -71,14 +75,12 @@ def _warning(known: Known, places: _Places) -> Refusal:
     )
 
 
-def _shared(known: Known, step: Step, operand: Operand) -> bool:
-    """Whether all threads of a launch reach the same memory there."""
+def _shared(known: Known, operand: Operand) -> bool:
+    """Whether it is memory of one map that all SMs and threads share."""
     if operand.regions != {Region.MAP_VALUE} or operand.map is None:
         return False
     kind = traits(known.setting.map(operand.map).type)
-    if kind.per_sm or kind.per_thread:
-        return False
-    return not known.launch.register_varies(step.pc, step.dst)
+    return not (kind.per_sm or kind.per_thread)
 
 
 def _address(known: Known, step: Step, operand: Operand) -> _Address:

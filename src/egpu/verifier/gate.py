@@ -101,7 +101,7 @@ def _sealed(
         rmw=_frozen(matches),
         prints=MappingProxyType({pc: seen.call() for pc, seen in recorder.prints.items()}),
         uniformity=lanes,
-        launch=launch,
+        find_launch=launch,
     )
     cost = explored.worst.public()
     warp = warp_cost(setting.structure, explored.counting, lanes, explored.worst)

@@ -32,13 +32,17 @@ _LINE = frozenset({"thread_x", "block_x"})
 
 @dataclass(frozen=True)
 class Known:
-    """What the passes before this one found; ``threads`` is found when it is asked for."""
+    """What the passes before this one found; ``threads`` and ``launch`` when they are asked for."""
 
     setting: Setting
     graph: Graph
     frames: Frames
-    launch: Uniformity
+    find_launch: Callable[[], Uniformity]
     rmw: Mapping[int, Rmw]
+
+    @property
+    def launch(self) -> Uniformity:
+        return self.find_launch()
 
     @cached_property
     def threads(self) -> Threads:

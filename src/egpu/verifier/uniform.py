@@ -15,6 +15,8 @@ lanes are there.  The same pass answers for all threads of a launch (``Scope.LAU
 from __future__ import annotations
 
 import enum
+import functools
+from collections.abc import Callable
 from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import NamedTuple
@@ -48,16 +50,20 @@ _SAME_POINTER = {
 
 def analyse(
     setting: Setting, graph: Graph, frames: Frames, *, together: bool
-) -> tuple[Uniformity, Uniformity]:
+) -> tuple[Uniformity, Callable[[], Uniformity]]:
     """The uniformity of every register and of control at every instruction: among the lanes of a
-    warp, and among the threads of a launch.
+    warp, and a function that gives that among the threads of a launch, which few programs need.
 
     ``together`` is false where the lanes do not even enter together, as in programs that one lane
     runs for its warp: control then varies from the start.
     """
     rows = _Rows(setting, graph, frames)
-    lanes, launch = (_Flow(rows, scope, together).run() for scope in Scope)
-    return lanes, launch
+
+    @functools.cache
+    def launch() -> Uniformity:
+        return _Flow(rows, Scope.LAUNCH, together).run()
+
+    return _Flow(rows, Scope.WARP, together).run(), launch
 
 
 _Fields = tuple[int, int, int, tuple[int, int], Step | None]  # of a _Row

@@ -7,8 +7,9 @@ nothing else.  That is the gate: nothing unverified reaches a device.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NoReturn
 
 from egpu.bpf.prints import PrintCall
@@ -151,7 +152,7 @@ class Uniformity:
 PRINTED_VALUE = 16  # beyond all registers: values that a helper takes from an array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Facts:
     """What code generation may rely on.
 
@@ -178,7 +179,12 @@ class Facts:
     rmw: Mapping[int, Rmw]
     prints: Mapping[int, PrintCall]
     uniformity: Uniformity
-    launch: Uniformity
+    find_launch: Callable[[], Uniformity] = field(repr=False, compare=False)
+
+    @cached_property
+    def launch(self) -> Uniformity:
+        """What all threads of a launch have in common; found when it is asked for."""
+        return self.find_launch()
 
 
 @dataclass(frozen=True, slots=True)
