@@ -54,64 +54,88 @@ def find(structure: Structure) -> tuple[dict[int, Loop], bool]:
     lies in."""
     found: dict[int, set[int]] = {}
     edges: list[tuple[int, int]] = []
-    for function, (start, end) in enumerate(structure.functions):
+    runs: dict[int, _Run] = {}
+    for start, end in structure.functions:
         own = structure.steps[start:end]
         if not any(step is not None and 0 <= step.target <= step.pc for step in own):
             continue  # nothing jumps back
-        before = _predecessors(structure, function)
-        for last, head in _back_edges(structure, start):
+        inside = _runs(structure, start)
+        runs |= inside
+        before: dict[int, list[int]] = {}
+        for first, run in inside.items():
+            for successor in run.successors:
+                before.setdefault(successor, []).append(first)
+        for last, head in _back_edges(inside, start):
             edges.append((last, head))
             body = _body(before, last, head, start)
             if body is not None:
                 found.setdefault(head, set()).update(body)
-    loops = {
-        head: Loop(head, frozenset(body), _exits(structure, body)) for head, body in found.items()
-    }
-    return loops, all(head in loops and last in loops[head].body for last, head in edges)
+    loops = {head: _loop(head, body, runs) for head, body in found.items()}
+    return loops, all(head in found and last in found[head] for last, head in edges)
 
 
-def _back_edges(structure: Structure, start: int) -> list[tuple[int, int]]:
-    """The edges to an instruction that the depth-first walk is still under."""
+class _Run(NamedTuple):
+    """Instructions that are executed one after the other, and where control goes then."""
+
+    pcs: tuple[int, ...]
+    successors: tuple[int, ...]
+
+
+def _runs(structure: Structure, start: int) -> dict[int, _Run]:
+    """What can be reached of a function, by the first pc of each run."""
+    runs: dict[int, _Run] = {}
+    work = [start]
+    while work:
+        pc = first = work.pop()
+        if first in runs:
+            continue
+        pcs = []
+        while True:
+            pcs.append(pc)
+            successors = structure.successors(structure.step(pc))
+            if len(successors) != 1 or successors[0] in structure.checkpoints:
+                break
+            pc = successors[0]
+        runs[first] = _Run(tuple(pcs), successors)
+        work.extend(successors)
+    return runs
+
+
+def _back_edges(runs: dict[int, _Run], start: int) -> list[tuple[int, int]]:
+    """The edges to a run that the depth-first walk is still under."""
     found = []
     under, seen = {start}, {start}
-    work = [(start, iter(structure.successors(structure.step(start))))]
+    work = [(start, iter(runs[start].successors))]
     while work:
-        pc, successors = work[-1]
+        first, successors = work[-1]
         successor = next(successors, None)
         if successor is None:
-            under.discard(pc)
+            under.discard(first)
             work.pop()
         elif successor in under:
-            found.append((pc, successor))
+            found.append((first, successor))
         elif successor not in seen:
             seen.add(successor)
             under.add(successor)
-            work.append((successor, iter(structure.successors(structure.step(successor)))))
+            work.append((successor, iter(runs[successor].successors)))
     return found
 
 
-def _predecessors(structure: Structure, function: int) -> dict[int, list[int]]:
-    before: dict[int, list[int]] = {}
-    for step in structure.walk(function):
-        for successor in structure.successors(step):
-            before.setdefault(successor, []).append(step.pc)
-    return before
-
-
 def _body(before: dict[int, list[int]], last: int, head: int, start: int) -> set[int] | None:
-    """What reaches ``last`` without passing ``head``, None if the function's start does."""
+    """The runs that reach ``last`` without passing ``head``, None if the function's start does."""
     body, work = {head}, [last]
     while work:
-        pc = work.pop()
-        if pc not in body:
-            body.add(pc)
-            work.extend(before.get(pc, ()))
+        run = work.pop()
+        if run not in body:
+            body.add(run)
+            work.extend(before.get(run, ()))
     return None if start in body and start != head else body
 
 
-def _exits(structure: Structure, body: set[int]) -> frozenset[int]:
-    reached = {pc for inner in body for pc in structure.successors(structure.step(inner))}
-    return frozenset(reached - body)
+def _loop(head: int, body: set[int], runs: dict[int, _Run]) -> Loop:
+    reached = {successor for first in body for successor in runs[first].successors}
+    pcs = frozenset(pc for first in body for pc in runs[first].pcs)
+    return Loop(head, pcs, frozenset(reached - body))
 
 
 Places = dict[Place, Shifted | None]  # what is not in it is as it was at the head; None: unknown
