@@ -8,6 +8,7 @@ number of the thread belongs to one thread.  Everything is what holds on every w
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from egpu.bpf.context import field_at
@@ -65,6 +66,9 @@ class Threads(NamedTuple):
 
 _UNKNOWN: tuple[Symbol, ...] = (None,) * 11
 _KEY = 4  # bytes of an array's key
+# Looking a member up in its class takes longer than comparing with it.
+_ALU, _CALL, _LOAD, _LOAD_IMM64 = Kind.ALU, Kind.CALL, Kind.LOAD, Kind.LOAD_IMM64
+_STORES = frozenset({Kind.STORE_REG, Kind.STORE_IMM, Kind.ATOMIC})
 # Helpers that give indices or extents through their three pointers.
 _VECTORS = {503: "block_", 504: "block_dim_", 505: "thread_", 508: "grid_"}
 _LOOKUP = 1
@@ -81,7 +85,8 @@ class _Flow:
         self.graph = graph
         self.frames = frames
         self.entry: list[_State | None] = [None] * len(graph.blocks)
-        self.changed = True
+        self.waiting: set[int] = set()  # blocks to be looked at again
+        self.order: list[int] = []  # the same as a heap
 
     def run(self) -> Threads:
         points = self.setting.program.attach
@@ -91,12 +96,12 @@ class _Flow:
         for function in self.frames.callbacks:
             start = self.setting.structure.functions[function][0]
             self._merge(self.graph.block_of[start], _State(_UNKNOWN, (), frozenset()))
-        while self.changed:
-            self.changed = False
-            for block in self.graph.blocks:
-                state = self.entry[block.index]
-                if state is not None:
-                    self._block(block, state)
+        while self.order:
+            index = heappop(self.order)
+            self.waiting.discard(index)
+            state = self.entry[index]
+            if state is not None:
+                self._block(self.graph.blocks[index], state)
         return self._result()
 
     def _result(self) -> Threads:
@@ -108,9 +113,9 @@ class _Flow:
             registers, stack = list(state.registers), dict(state.stack)
             for step in block.steps:
                 found.pinned[step.pc] = state.pinned
-                if step.kind is not Kind.ALU:
+                if step.kind is not _ALU:
                     for register, symbol in enumerate(registers):
-                        if isinstance(symbol, Slot):
+                        if type(symbol) is Slot:
                             found.slots[step.pc, register] = symbol
                 self._step(step, registers, stack)
         return found
@@ -130,12 +135,14 @@ class _Flow:
             )
         if merged != known:
             self.entry[block] = merged
-            self.changed = True
+            if block not in self.waiting:
+                self.waiting.add(block)
+                heappush(self.order, block)
 
     def _block(self, block: Block, state: _State) -> None:
         registers, stack = list(state.registers), dict(state.stack)
         for step in block.steps:
-            if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
+            if step.kind is _CALL and step.src == CallSrc.LOCAL:
                 entered = (None, *registers[1:6], *(None,) * 5)
                 target = self.graph.block_of[step.target]
                 self._merge(target, _State(entered, (), state.pinned))
@@ -154,26 +161,23 @@ class _Flow:
 
     def _step(self, step: Step, registers: list[Symbol], stack: _Stack) -> None:
         """Apply ``step`` in place."""
-        result: Symbol = None
-        match step.kind:
-            case Kind.ALU:
-                result = _computed(step, registers)
-            case Kind.LOAD:
-                result = self._loaded(step, stack)
-            case Kind.LOAD_IMM64:
-                result = self._constant(step)
-            case Kind.STORE_REG | Kind.STORE_IMM | Kind.ATOMIC:
+        kind = step.kind
+        if kind is _ALU:
+            registers[step.dst] = _computed(step, registers)
+        elif kind is _LOAD:
+            registers[step.dst] = self._loaded(step, stack)
+        elif kind is _LOAD_IMM64:
+            registers[step.dst] = self._constant(step)
+        elif kind is _CALL:
+            registers[0] = self._call(step, stack)
+            registers[1:6] = _UNKNOWN[1:6]
+        else:
+            if kind in _STORES:
                 self._store(step, registers, stack)
-            case Kind.CALL:
-                result = self._call(step, stack)
-        lost = step.writes
-        for register in range(11):
-            if lost >> register & 1:
-                registers[register] = None
-        if step.kind in (Kind.ALU, Kind.LOAD, Kind.LOAD_IMM64):
-            registers[step.dst] = result
-        elif step.kind is Kind.CALL:
-            registers[0] = result
+            lost = step.writes
+            for register in range(11 if lost else 0):
+                if lost >> register & 1:
+                    registers[register] = None
 
     def _loaded(self, step: Step, stack: _Stack) -> Symbol:
         operand = self.frames.operand(step.pc, step.src)
