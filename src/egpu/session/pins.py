@@ -21,7 +21,6 @@ from pathlib import Path
 from egpu.errors import InputError
 from egpu.maps import Contents, pack, unpack
 
-DIRECTORY_VARIABLE = "EGPU_RUNTIME_DIR"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _LIVE = b"egpu live pin 1\n"
 _LOCK = ".lock"
@@ -34,7 +33,7 @@ def runtime_directory() -> Path:
 
     InputError if it cannot be made, is somebody else's, or others can reach into it.
     """
-    explicit = os.environ.get(DIRECTORY_VARIABLE)
+    explicit = os.environ.get("EGPU_RUNTIME_DIR")
     user = os.environ.get("XDG_RUNTIME_DIR")
     if explicit:
         path = Path(explicit)
@@ -50,7 +49,7 @@ def runtime_directory() -> Path:
             raise InputError(
                 f"cannot be made ({error.strerror})",
                 where=str(folder),
-                hint=f"set {DIRECTORY_VARIABLE} to a folder of your own",
+                hint="set EGPU_RUNTIME_DIR to a folder of your own",
             ) from error
         _check(folder, status)
     return path
