@@ -237,7 +237,7 @@ _PER_SM_HINT = (
     "use an atomic, or write *v op= n with one of + - & | ^ on 4 or 8 bytes "
     "and do not use the result"
 )
-_GUARD_HINT = "test and store in one: __sync_val_compare_and_swap, in a bounded loop for a maximum"
+_GUARD_HINT = "test and store in one: __sync_val_compare_and_swap; egpu_atomic_max for a maximum"
 _FLAG_HINT = "several threads may pass the test before one stores: let one be enough"
 _LINE_HINT = "right in launches of one dimension only: tell y and z of threads and blocks apart too"
 
