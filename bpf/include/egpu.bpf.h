@@ -305,8 +305,8 @@ __attribute__((unused)) static long (*const bpf_get_thread_idx)(__u64 *x, __u64 
     (void *)505;
 __attribute__((unused)) static __u64 (*const bpf_gpu_membar)(void) =
     (void *)506;
-/* bpf_cuda_exit (507) is refused:
- * ending the calling thread needs --allow-control, which no target has yet. */
+__attribute__((unused)) static __u64 (*const bpf_cuda_exit)(void) =
+    (void *)507;
 __attribute__((unused)) static long (*const bpf_get_grid_dim)(__u64 *x, __u64 *y, __u64 *z) =
     (void *)508;
 __attribute__((unused)) static __u64 (*const bpf_get_sm_id)(void) =

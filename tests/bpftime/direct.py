@@ -85,6 +85,7 @@ def main(place: str, workload: str, *flags: str) -> int:
         simulated="--sim" in flags,
         hash_maps=hashed,
         allow_occupancy_loss="--allow-occupancy-loss" in example.needs,
+        allow_control="--allow-control" in example.needs,
         thread_slots=example.slots,
     )
     words = words_of(example, Built(Path(workload), None))

@@ -78,9 +78,11 @@ def test_context_fields_have_bounds():
 # Policies
 
 
-def test_thread_exit_is_refused_by_name_under_control_too():
-    error = refusal("call 507\nexit", policy=Policy.CONTROL)
-    assert "bpf_cuda_exit is not available" in error.message
+def test_thread_exit_needs_control():
+    text = "call 507\nmov %r0, 0\nexit"
+    assert check(text, policy=Policy.CONTROL).policy is Policy.CONTROL
+    assert refusal(text, policy=Policy.PROBE).rule == "P6"
+    assert "r0 is not initialised" in refusal("call 507\nexit", policy=Policy.CONTROL).message
 
 
 def test_executor_starts_with_memory_and_its_size():
@@ -302,7 +304,7 @@ def test_jumps_and_references(text, message):
             {"max_entries": 0},
             "map totals: 0 values of 16 bytes, must be at least 1 of 1 to 536870911",
         ),
-        ({"type": MapType.STACK_TRACE}, "map totals: type STACK_TRACE is not supported"),
+        ({"type": MapType.HASH_OF_MAPS}, "map totals: type HASH_OF_MAPS is not supported"),
     ],
 )
 def test_maps_of_sizes_that_no_device_body_expects(change, message):

@@ -36,6 +36,11 @@ btf_option = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="The kernel's types for CO-RE relocations: BTF or vmlinux. Default: the running kernel's.",
 )
+control_option = click.option(
+    "--allow-control",
+    is_flag=True,
+    help="Programs may change what the workload does: end threads (bpf_cuda_exit).",
+)
 output_option = click.option(
     "-o",
     "--output",

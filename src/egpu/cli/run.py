@@ -11,6 +11,7 @@ from egpu.cli.extras import Extras, Shown, picture_file
 from egpu.cli.loader_run import LoaderRun, run_loader
 from egpu.cli.output import (
     btf_option,
+    control_option,
     cost_limit_option,
     destination,
     json_option,
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
 )
 @cost_limit_option
 @btf_option
+@control_option
 @click.option(
     "--explain",
     is_flag=True,
@@ -136,6 +138,7 @@ def command(
     hash_maps: bool,
     pins: tuple[str, ...],
     map_deletions: bool,
+    allow_control: bool,
     every: int | None,
     explain: bool,
     verbose: bool,
@@ -170,6 +173,7 @@ def command(
         machine_code=machine_code,
         hash_maps=hash_maps,
         map_deletions=map_deletions,
+        allow_control=allow_control,
         pins=dict(_pin(text) for text in pins),
         cost_limit=cost_limit,
         print_limit=print_limit,

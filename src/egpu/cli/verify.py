@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from egpu.cli.output import btf_option, cost_limit_option, json_option, load_object
+from egpu.cli.output import btf_option, control_option, cost_limit_option, json_option, load_object
 from egpu.errors import InputError, VerifierError
 
 if TYPE_CHECKING:
     from egpu.bpf.program import Program
-    from egpu.verifier import Cost, Limits, VerifierWarning
+    from egpu.verifier import Cost, Limits, Policy, VerifierWarning
 
 EXIT_REJECTED = 1
 
@@ -44,6 +44,7 @@ class Verdict:
 )
 @click.option("--path", is_flag=True, help="Show the way that leads to each refusal.")
 @btf_option
+@control_option
 @json_option
 def command(
     *,
@@ -53,6 +54,7 @@ def command(
     atomic_budget: int,
     path: bool,
     btf: Path | None,
+    allow_control: bool,
     as_json: bool,
 ) -> int:
     """Check the programs of an object file.
@@ -65,7 +67,10 @@ def command(
     from egpu.verifier import Limits  # noqa: PLC0415
 
     limits = Limits(cost=cost_limit, same_address=atomic_budget)
-    verdicts = [_verdict(program, limits) for program in programs]
+    from egpu.verifier import Policy  # noqa: PLC0415
+
+    policy = Policy.CONTROL if allow_control else Policy.PROBE
+    verdicts = [_verdict(program, policy, limits) for program in programs]
     if as_json:
         from egpu.export.json import render_json  # noqa: PLC0415
 
@@ -77,11 +82,11 @@ def command(
     return EXIT_REJECTED if any(each.error for each in verdicts) else 0
 
 
-def _verdict(program: Program, limits: Limits) -> Verdict:
-    from egpu.verifier import Policy, verify  # noqa: PLC0415
+def _verdict(program: Program, policy: Policy, limits: Limits) -> Verdict:
+    from egpu.verifier import verify  # noqa: PLC0415
 
     try:
-        verified = verify(program, policy=Policy.PROBE, limits=limits)
+        verified = verify(program, policy=policy, limits=limits)
     except VerifierError as error:
         return Verdict(program, None, None, error)
     return Verdict(program, verified.cost, verified.warp_cost, None, verified.warnings)

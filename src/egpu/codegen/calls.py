@@ -30,6 +30,7 @@ from egpu.codegen.prints import print_line
 from egpu.codegen.probe_read import probe_read
 from egpu.codegen.rings import perf_output, ring_commit, ring_output, ring_query, ring_reserve
 from egpu.codegen.scope import Scope
+from egpu.codegen.targets import Machine
 from egpu.errors import InternalError, UnsupportedError
 
 
@@ -71,6 +72,17 @@ def _three(name: str) -> Callable[[Call], str]:
         return "0"
 
     return build
+
+
+def _thread_exit(call: Call) -> None:
+    """End the thread of the kernel. LLVM knows that nothing follows."""
+    if call.scope.unit.machine is not Machine.NVPTX:
+        raise UnsupportedError(
+            f"program {call.scope.unit.verified.program.name}, instruction {call.pc}: "
+            f"{call.helper.name} on the host",
+            needs="a GPU or the simulated device",
+        )
+    call.scope.body.line("call void @llvm.nvvm.exit()")
 
 
 def _fence(call: Call) -> str:
@@ -152,6 +164,7 @@ _BODIES: dict[str, Callable[[Call], str | None]] = {
     "thread_idx":      _three("tid"),
     "grid_dim":        _three("nctaid"),
     "membar_sys":      _fence,
+    "thread_exit":     _thread_exit,
     "warp_id":         _register("warp"),
     "lane_id":         _register("lane"),
     "atomic_max":      _atomic_max,

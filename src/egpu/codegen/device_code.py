@@ -76,9 +76,9 @@ class DeviceCode:
     """A compiled probe.
 
     ``text`` for PTX: the BODY of a function, declarations and instructions without the braces; it
-    ends by falling through its last line, leaves by nothing else (no ``ret``/``exit``), uses only
-    registers and labels that it declares, and never needs a larger ``.target`` than ``sm_70`` or a
-    larger ``.version`` than ``isa``.
+    ends by falling through its last line, leaves by nothing else (no ``ret``, and ``exit`` only
+    where ``ends_threads``), uses only registers and labels that it declares, and never needs a
+    larger ``.target`` than ``sm_70`` or a larger ``.version`` than ``isa``.
     ``digest`` identifies program, target and egpu version: caches are keyed by it.
     ``detail`` is the attach point's: the class of the instructions that it is for.
     """
@@ -93,4 +93,5 @@ class DeviceCode:
     isa: tuple[int, int]
     digest: str
     launch: Launch = Launch.DIRECT
+    ends_threads: bool = False
     detail: str = ""

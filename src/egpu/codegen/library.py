@@ -22,6 +22,7 @@ declare i32 @llvm.bswap.i32(i32)
 declare i64 @llvm.bswap.i64(i64)
 declare void @llvm.assume(i1)
 declare i1 @llvm.nvvm.isspacep.local(ptr)
+declare void @llvm.nvvm.exit()
 !0 = distinct !{!0, !1}
 !1 = !{!"llvm.loop.unroll.disable"}
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from importlib.metadata import PackageNotFoundError, version
 
+from egpu.bpf.helpers import HELPERS
 from egpu.bpf.program import AttachKind, AttachPoint, Level, Program
 from egpu.codegen.arena import ARENA_HEADER, LAUNCH_BLOCK
 from egpu.codegen.device_code import DeviceCode, Launch, Relocation, RelocKind, Target
@@ -19,6 +20,8 @@ _DISTRIBUTION = "warpbpf"
 # Changes whenever the code that the same program compiles to changes within one version of egpu.
 _REVISION = 6
 _CONTEXT = "1"  # r1 of a probe: the context is virtual, its address only has to differ from null
+_ENDING = frozenset(row.id for row in HELPERS.values() if row.body == "thread_exit")
+_WHOLE_THREADS = (AttachKind.ENTRY, Level.THREAD)
 _KINDS = frozenset({AttachKind.ENTRY, AttachKind.EXIT, AttachKind.INSTRUCTION})
 
 
@@ -44,7 +47,9 @@ def compile_probe(
     together = Together.WARP if point.level is Level.THREAD else Together.ONE
     digest = _digest(program, point, target, launch)
     tag = f"e{digest[:8]}"
-    body = embed(emit_ptx(lowered.module(start, together=together)), tag)
+    ends = bool(vp.facts.helpers & _ENDING)
+    made = emit_ptx(lowered.module(start, together=together))
+    body = embed(made, tag, allowed=frozenset({"exit"} if ends else ()))
     prologue, relocations = _prologue(point.level, launch, body, tag)
     text = "\n".join(
         [
@@ -67,6 +72,7 @@ def compile_probe(
         isa=PTX_ISA,
         digest=digest,
         launch=launch,
+        ends_threads=ends,
         detail=point.detail,
     )
 
@@ -99,6 +105,11 @@ def _check(vp: VerifiedProgram, point: AttachPoint, target: Target) -> None:
         raise UnsupportedError(
             f"program {name}: {point.kind.value} probes inside kernels",
             needs="an entry (kprobe), exit (kretprobe) or instruction (insn) attach point",
+        )
+    if vp.facts.helpers & _ENDING and (point.kind, point.level) != _WHOLE_THREADS:
+        raise UnsupportedError(
+            f"program {name}: ending threads in {point.kind.value} probes of {point.level.value}s",
+            needs="an entry probe that every thread runs (kprobe)",
         )
     if point.level is Level.BLOCK and point.kind is AttachKind.EXIT:
         raise UnsupportedError(

@@ -55,9 +55,10 @@ def tokens(text: str) -> Iterator[str]:
             yield match.group()
 
 
-def embed(ptx: str, tag: str) -> KernelText:
+def embed(ptx: str, tag: str, *, allowed: frozenset[str] = frozenset()) -> KernelText:
     """The body of the only ``.entry`` of ``ptx``, its names made unique by ``tag``.
 
+    ``allowed`` are words that it may contain although they leave the kernel.
     Raises InternalError if LLVM made something that cannot stand inside another kernel.
     """
     module = list(tokens(ptx))
@@ -70,7 +71,7 @@ def embed(ptx: str, tag: str) -> KernelText:
     symbols: dict[Relocation, None] = {}
     diverges = False
     for number, statement in enumerate(statements):
-        _check(statement)
+        _check(statement, allowed)
         if statement[0] in (".reg", ".local") and not _nested(statements, number):
             declarations.append(_join([rename(token) for token in statement]))
             continue
@@ -156,8 +157,8 @@ class _Names:
         return token
 
 
-def _check(statement: list[str]) -> None:
-    bad = [token for token in statement if token in _FORBIDDEN]
+def _check(statement: list[str], allowed: frozenset[str]) -> None:
+    bad = [token for token in statement if token in _FORBIDDEN - allowed]
     if bad:
         raise InternalError(f"the compiled probe contains {bad[0]}: {' '.join(statement)}")
 

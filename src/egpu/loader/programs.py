@@ -21,7 +21,7 @@ from egpu.bpf.program import (
 )
 from egpu.bpf.sections import parse_section
 from egpu.errors import InputError, VerifierError
-from egpu.verifier import VerifiedProgram, verify
+from egpu.verifier import Policy, VerifiedProgram, verify
 
 PROG_TYPE_KPROBE = 2  # Linux uapi, enum bpf_prog_type: kprobe/, kretprobe/, uprobe/ sections
 # bpftime: a program whose name begins (ends, in its older form) so is the GPU's.
@@ -85,7 +85,8 @@ def load_program(name: str, license: str, code: bytes, maps: dict[int, MapSpec])
     for point in _ANYWHERE:  # where it goes is known when it is attached
         program = program_from_code(numbered, name, maps=specs, attach=(point,), section="kprobe")
         try:
-            loaded.verified = verify(program)
+            # What it may do to the workload is decided when the workload is started.
+            loaded.verified = verify(program, policy=Policy.CONTROL)
         except VerifierError as error:
             problems.append(error)
         else:

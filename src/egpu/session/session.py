@@ -44,7 +44,7 @@ from egpu.session.ring_load import RingLoad, ring_loads
 from egpu.session.service import MapService
 from egpu.session.twins import TwinBuilder, TwinReport
 from egpu.sim import SimulatedDevice, private_folder
-from egpu.verifier import Limits, VerifiedProgram, verify
+from egpu.verifier import Limits, Policy, VerifiedProgram, verify
 
 _THREAD_COUNT = "BPFTIME_MAP_GPU_THREAD_COUNT"
 
@@ -58,7 +58,8 @@ class Options:
     ``allow_occupancy_loss``: use twins with fewer resident blocks per SM. ``follow``: probe child
     processes too. ``machine_code``: also probe kernels whose image has no PTX; this is an
     experiment (docs/machine-code.md). ``hash_maps``: allow hash maps on a real GPU, where they are
-    not proven yet. ``map_deletions``: hash maps can be deleted from by the session although no
+    not proven yet. ``allow_control``: programs may change what the workload does
+    (end threads). ``map_deletions``: hash maps can be deleted from by the session although no
     program does, which costs programs a little. ``cache``: keep assembled twins on disk.
     ``snapshot_period_s``: how often maps are copied to where the session reads them.
     ``thread_slots``: threads of a launch for which per-thread maps have values (None: as
@@ -78,6 +79,7 @@ class Options:
     machine_code: bool = False
     hash_maps: bool = False
     map_deletions: bool = False
+    allow_control: bool = False
     cache: bool = True
     snapshot_period_s: float = 1.0
     cost_limit: int = Limits().cost
@@ -456,7 +458,8 @@ def run(
     if options.map_deletions:
         collection = collection.with_deletions()
     limits = Limits(cost=options.cost_limit)
-    verified = [verify(program, limits=limits) for program in collection.programs]
+    policy = Policy.CONTROL if options.allow_control else Policy.PROBE
+    verified = [verify(each, policy=policy, limits=limits) for each in collection.programs]
     return Session(
         argv, verified, collection, options, lambda session: _prepare(session, objects, collection)
     )

@@ -31,7 +31,7 @@ from egpu.splice.ptx_names import AddedNames, added_names
 from egpu.splice.ptx_reach import Reach, reach
 from egpu.splice.ptx_relocate import Setting, needs, parameter_bytes, parameters_used, resolve
 from egpu.splice.ptx_sites import Sites, find_sites, leaves_from
-from egpu.splice.ptx_walk import line_of, names_inside, statements
+from egpu.splice.ptx_walk import instructions, line_of, names_inside, statements
 
 _KINDS = frozenset({AttachKind.ENTRY, AttachKind.EXIT, AttachKind.INSTRUCTION})
 MINIMUM_TARGET = 70  # independent thread scheduling, which every probe relies on
@@ -105,7 +105,9 @@ def _spliced(
 
 def _uncovered(twin: _Twin, sites: Sites) -> tuple[str, ...]:
     inside = (text for _, each in twin.instruction for text in each.uncovered)
-    return (*(sites.uncovered if twin.exit else ()), *dict.fromkeys(inside))
+    ended = [f"threads that {code.program} ends" for code in twin.entry if code.ends_threads]
+    leaving = (*sites.uncovered, *ended) if twin.exit else ()
+    return (*leaving, *dict.fromkeys(inside))
 
 
 def _prepared(
@@ -143,6 +145,9 @@ def _prepared(
         stubs=stub_calls(kernel),
     )
     _check_kernel(twin)
+    for code in probes:
+        if code.ends_threads:
+            _check_ending(twin, code)
     return twin
 
 
@@ -155,6 +160,25 @@ def _check_probe(code: DeviceCode) -> None:
         raise UnsupportedError(
             f"probe {code.program}: one exit probe per block in PTX", needs="the warp level"
         )
+
+
+# What threads of a block or a warp do together: those that have ended would be waited for.
+_TOGETHER = frozenset(
+    {"bar", "barrier", "mbarrier", "shfl", "vote", "match", "redux", "elect", "activemask", "wmma",
+     "mma", "wgmma", "tcgen05", "ldmatrix", "stmatrix", "movmatrix", "griddepcontrol"}
+)  # fmt: skip
+
+
+def _check_ending(twin: _Twin, code: DeviceCode) -> None:
+    """A probe may end threads only of a kernel in which none waits for another."""
+    for function in twin.found.bodies:
+        for instruction in instructions(function):
+            if instruction.parts[0] in _TOGETHER:
+                raise UnsupportedError(
+                    f"probe {code.program} ends threads, and those of {twin.kernel.name} work "
+                    f"together: {instruction.opcode} at line "
+                    f"{line_of(twin.module, instruction.span.start)}"
+                )
 
 
 def _check_kernel(twin: _Twin) -> None:

@@ -158,6 +158,8 @@ def _check_probes(probes: Sequence[DeviceCode]) -> None:
             raise UnsupportedError(
                 f"probe {code.program}: {code.kind.value} probes in machine code"
             )
+        if code.ends_threads:
+            raise UnsupportedError(f"probe {code.program}: ending threads in machine code")
         if code.kind is AttachKind.EXIT and code.level is Level.BLOCK:
             raise UnsupportedError(
                 f"probe {code.program}: one exit probe per block in machine code",

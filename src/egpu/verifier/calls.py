@@ -62,7 +62,7 @@ def find_helper(setting: Setting, number: int) -> Helper:
         raise Refusal(
             "P6",
             f"helper {helper.name} changes the workload, which a probe may not",
-            hint="verify it as a control program",
+            hint="allow it with --allow-control",
         )
     if not helper.body:
         reason = helper.missing or "it has no device body yet"
@@ -300,6 +300,12 @@ class _Call:
 
     def finish(self) -> int:
         """Apply the call: memory written, records released, r0 to r5."""
+        if self.helper.control and self.state.references:
+            raise Refusal(
+                "P2",
+                f"{self.helper.name} ends the thread while it holds a record",
+                hint="submit or discard the record first",
+            )
         for pointer, size in self.outputs:
             if pointer.region is Region.STACK:
                 frame = self.state.frames[pointer.owner]
