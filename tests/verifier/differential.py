@@ -82,6 +82,11 @@ POLICIES = (
         "callbacks whose number of calls Linux counts one by one",
         frozenset({164, 181}),
     ),
+    Policy(
+        r"verifier bug: No program to jit",
+        EVERY,
+        "functions whose address is taken and that are never called",
+    ),
 )
 
 

@@ -16,6 +16,7 @@ _CALLS = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _MAP_UPDATE, _PROG_LOAD, _BTF_LOAD, _MAP_FREEZE = 0, 2, 5, 18, 22
 _ARRAY, _RINGBUF, SOCKET_FILTER, TRACEPOINT = 2, 27, 1, 5
 STRICT_ALIGNMENT = 1  # a flag of loading
+_OF_MAPS = frozenset({12, 13})
 _LEAKY = (21, 38)  # CAP_SYS_ADMIN and CAP_PERFMON, with which programs may leak pointers
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _READ_ONLY = 1 << 7  # BPF_F_RDONLY_PROG
@@ -120,8 +121,10 @@ def created(spec):
     kind = _STAND_IN_MAPS.get(spec.type, spec.type)
     # A ring whose records have a type in BTF: Linux knows no size of them.
     sizes = (0, 0) if kind == _RINGBUF else (spec.key_size, spec.value_size)
-    shape = (kind, *sizes, spec.max_entries, flags)
-    descriptor, error = _bpf(_MAP_CREATE, struct.pack("<IIIII", *shape))
+    # A map of maps holds descriptors, and has an example of what they are.
+    inner = array(8) if kind in _OF_MAPS else 0
+    shape = (kind, sizes[0], 4 if inner else sizes[1], spec.max_entries, flags, inner)
+    descriptor, error = _bpf(_MAP_CREATE, struct.pack("<IIIIII", *shape))
     if descriptor < 0:
         raise OSError(error, os.strerror(error))
     if spec.read_only:

@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 MEMORY = 64  # bytes behind r1
 ALU = ["add", "sub", "mul", "div", "mod", "sdiv", "smod", "or", "and", "xor", "lsh", "rsh", "arsh"]
 JUMPS = ["jeq", "jne", "jgt", "jge", "jlt", "jle", "jset", "jsgt", "jsge", "jslt", "jsle"]
+UNARY = ["neg", "neg32", "le16", "le32", "le64", "be16", "be32", "be64"]
+UNARY += ["swap16", "swap32", "swap64"]
+EXTENSIONS = ["movsx832", "movsx1632", "movsx864", "movsx1664", "movsx3264"]
+ATOMICS = ["add", "or", "and", "xor", "fetch add", "fetch or", "fetch and", "fetch xor", "xchg"]
+ATOMICS += ["cmpxchg"]
 NUMBERS = [0, 1, 2, 3, 7, 8, 15, 31, 63, 255, 256, 0x7FFFFFFF, -1, -2, -8, -128, -0x80000000]
 
 
@@ -38,13 +43,10 @@ class Writer:
         self.emit(f"{op}{tail} {self.register()}, {self.operand()}")
 
     def unary(self):
-        op = self.randomness.choice(
-            ["neg", "neg32", "le16", "le32", "be16", "be32", "be64", "swap16", "swap32", "swap64"]
-        )
-        self.emit(f"{op} {self.register()}")
+        self.emit(f"{self.randomness.choice(UNARY)} {self.register()}")
 
     def extend(self):
-        op = self.randomness.choice(["movsx832", "movsx1632", "movsx864", "movsx1664", "movsx3264"])
+        op = self.randomness.choice(EXTENSIONS)
         self.emit(f"{op} {self.register()}, {self.register()}")
 
     def branch(self, depth):
@@ -104,7 +106,7 @@ class Writer:
 
     def atomic(self):
         base = self.randomness.choice(["%r10-32", "%r10-8", "%r1+8", "%r1+24"])
-        op = self.randomness.choice(["add", "fetch add", "fetch xor", "xchg", "cmpxchg"])
+        op = self.randomness.choice(ATOMICS)
         tail = self.randomness.choice(["", "32"])
         self.emit(f"lock {op}{tail} [{base}], {self.register()}")
 
@@ -155,3 +157,42 @@ class Writer:
         self.emit("stxdw [%r2+8], %r0\nstxdw [%r10-8], %r3\nldxw %r0, [%r10-8]\nout:\nexit")
         text = "\n".join(self.lines)
         return text if "call local" in text else text.rsplit("\nsub:", 1)[0]
+
+
+class CallbackWriter(Writer):
+    """Writes a program whose work is done by the callback of a bpf_loop, on its caller's stack."""
+
+    def simple_block(self, depth):
+        for _ in range(self.randomness.randrange(1, 6)):
+            choices = [self.alu, self.alu, self.unary, self.extend, self.stack]
+            if depth < 3:
+                choices.append(lambda: self.simple_branch(depth))
+            self.randomness.choice(choices)()
+
+    def simple_branch(self, depth):
+        label = self.label()
+        tail = self.randomness.choice(["", "32"])
+        jump = self.randomness.choice(JUMPS) + tail
+        self.emit(f"{jump} {self.register()}, {self.operand()}, {label}")
+        self.simple_block(depth + 1)
+        self.emit(f"{label}:")
+
+    def program(self):
+        self.emit("mov %r7, %r1")
+        for offset in range(8, 33, 8):
+            self.emit(f"ldxdw %r0, [%r7+{offset}]\nstxdw [%r10-{offset}], %r0")
+        self.emit(f"mov %r1, {self.randomness.randrange(6)}")
+        self.emit("lddw %r2, code body\nmov %r3, %r10\nadd %r3, -32\nmov %r4, 0\ncall 181")
+        for offset in range(8, 33, 8):
+            self.emit(f"ldxdw %r2, [%r10-{offset}]\nxor %r0, %r2")
+        self.emit("exit\nbody:\nmov %r3, %r1\nmov %r8, %r2")
+        for register, offset in zip((0, 4, 5, 6), range(0, 25, 8), strict=True):
+            self.emit(f"ldxdw %r{register}, [%r8+{offset}]")
+        self.emit("mov %r7, 3")
+        for offset in range(8, 33, 8):
+            self.emit(f"stdw [%r10-{offset}], {self.randomness.choice(NUMBERS)}")
+        self.simple_block(0)
+        for _ in range(self.randomness.randrange(1, 4)):
+            self.emit(f"stxdw [%r8+{self.randomness.randrange(0, 25, 8)}], {self.register()}")
+        self.emit(f"mov %r0, {self.register()}\nand %r0, {self.randomness.choice([0, 1, 1])}\nexit")
+        return "\n".join(self.lines)

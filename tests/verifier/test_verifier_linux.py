@@ -122,6 +122,16 @@ def test_callbacks_that_linux_counts():
     assert reason == "callbacks whose number of calls Linux counts one by one"
 
 
+@needs_kernel
+def test_an_address_that_nobody_calls():
+    text = "mov %r1, 2\nlddw %r2, code outer\nmov %r3, 0\nmov %r4, 0\ncall 181\nmov %r0, 0\nexit\n"
+    text += "outer:\nlddw %r2, code body\nmov %r0, 0\nexit\nbody:\nmov %r0, 0\nexit"
+    outcome = compare([bare("address", assemble(text), 0)])
+    assert outcome.wrong == []
+    for _, reason in outcome.excused:
+        assert reason == "functions whose address is taken and that are never called"
+
+
 def test_exceptions_are_written_down():
     text = (ROOT / "docs" / "verifier.md").read_text()
     for policy in POLICIES:

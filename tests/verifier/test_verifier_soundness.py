@@ -9,16 +9,18 @@ An accepted program must also never fault and never exceed its proven cost.
 import random
 
 import pytest
-from random_programs import MEMORY, Writer
+from random_programs import MEMORY, CallbackWriter, Writer
 
 from egpu.bpf import interp
 from egpu.bpf.asm import assemble
 from egpu.bpf.insn import program_from_code
+from egpu.bpf.isa import FETCH, AluOp, AtomicOp, Kind, form_of
 from egpu.verifier import Policy, Region, counters, verify
 from egpu.verifier import liveness as liveness_of
 from egpu.verifier import structure as structure_of
 from egpu.verifier.checks import span
 from egpu.verifier.explore import Exploration
+from egpu.verifier.refine import INVERSE
 from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.setting import Limits, Recorder, Setting
 
@@ -57,6 +59,8 @@ def agrees(machine, concrete, abstract):
         return False
     if isinstance(abstract, Scalar):
         return in_scalar(concrete, abstract)
+    if abstract.region is Region.FUNCTION:
+        return concrete == machine.code_address(abstract.owner)
     found = machine.space.locate(concrete)
     if found is None:
         return False
@@ -97,7 +101,47 @@ class Watcher:
 def test_random_programs(seed, walked, monkeypatch):
     monkeypatch.setattr(counters, "_WALKED", walked)
     randomness = random.Random(seed)
-    text = Writer(randomness).program()
+    stays_inside(Writer(randomness).program(), randomness, seed)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_random_callbacks(seed):
+    """One walk of a callback stands for all of its calls."""
+    randomness = random.Random(1000 + seed)
+    stays_inside(CallbackWriter(randomness).program(), randomness, seed)
+
+
+def test_every_instruction_is_among_the_random_ones():
+    """All operations of RFC 9669 in both widths, every jump, every atomic, and both loops."""
+    forms = set()
+    for seed in range(120):
+        for writer in (Writer(random.Random(seed)), CallbackWriter(random.Random(1000 + seed))):
+            for insn in assemble(writer.program()):
+                form = form_of(insn)
+                if form is None:
+                    continue  # the second half of a 64-bit immediate
+                if form.kind is Kind.ATOMIC:
+                    forms.add((form.kind, form.width, insn.imm))
+                elif form.kind is Kind.ALU:
+                    forms.add((form.kind, form.op, form.width, insn.off))
+                else:
+                    forms.add((form.kind, form.op, form.width))
+    alu = {(op, 0) for op in AluOp if op is not AluOp.END}
+    alu |= {(AluOp.DIV, 1), (AluOp.MOD, 1), (AluOp.MOV, 8), (AluOp.MOV, 16)}
+    wanted = {(Kind.ALU, op, width, off) for op, off in alu for width in (32, 64)}
+    wanted |= {(Kind.ALU, AluOp.MOV, 64, 32)}
+    wanted |= {(Kind.JUMP, op, width) for op in INVERSE for width in (32, 64)}
+    atomics = [AtomicOp.ADD, AtomicOp.OR, AtomicOp.AND, AtomicOp.XOR]
+    atomics += [op | FETCH for op in atomics] + [AtomicOp.XCHG, AtomicOp.CMPXCHG]
+    wanted |= {(Kind.ATOMIC, width, int(op)) for op in atomics for width in (32, 64)}
+    assert wanted - forms == set()
+    assert {form[0] for form in forms} >= {
+        Kind.LOAD, Kind.LOAD_SIGNED, Kind.STORE_IMM, Kind.STORE_REG, Kind.BYTE_ORDER, Kind.CALL,
+    }  # fmt: skip
+
+
+def stays_inside(text, randomness, seed):
+    """Run what ``text`` says with random memory, each step compared with the explored states."""
     program = program_from_code(assemble(text), f"seed{seed}")
     verified = verify(program, policy=Policy.EXECUTOR, memory_size=MEMORY)
     states, alive, explored, _ = explore(program)

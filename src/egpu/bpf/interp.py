@@ -220,7 +220,7 @@ class Machine:
             case PseudoSrc.MAP_INDEX_VALUE:
                 return self.value_address(insn.imm, 0) + following.imm
             case PseudoSrc.CODE:
-                return self._code.base + 8 * (self.pc + 1 + insn.imm)
+                return self.code_address(self.pc + 1 + insn.imm)
         return imm64(insn, following)
 
     def _new_stack(self) -> Region:
@@ -302,6 +302,10 @@ class Machine:
             region = self.space.add("map value", value, name=self.maps[index].spec.name)
             self._entries[id(value)] = region  # whose data keeps the value, so the id stays its own
         return region.base
+
+    def code_address(self, pc: int) -> int:
+        """What LD_IMM64 gives for the function that starts at ``pc``."""
+        return self._code.base + 8 * pc
 
     def map_address(self, index: int) -> int:
         """What LD_IMM64 gives for map ``index``."""

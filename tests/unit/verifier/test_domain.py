@@ -361,3 +361,68 @@ def test_modulo_and_division_give_useful_bounds():
     assert S64.alu(AluOp.AND, S64.unknown, S64.constant(0xFF)).umax == 255
     assert S64.alu_low(AluOp.RSH, S64.unknown, S64.constant(27)).umax == 31
     assert S64.from_range(3, 9)[2:6] == (3, 9, 3, 9)
+
+
+def test_no_operation_is_left_out():
+    """What the tests above go through is what the instruction set has."""
+    elsewhere = {AluOp.NEG, AluOp.MOV, AluOp.END}  # 0 - x, sign extension, byte swaps
+    assert {op for op, _ in Width(4).operations} | elsewhere == set(AluOp)
+    assert {op for op, is_signed in Width(4).operations if is_signed} == {AluOp.DIV, AluOp.MOD}
+    assert set(INVERSE) == set(JmpOp) - {JmpOp.JA, JmpOp.CALL, JmpOp.EXIT}
+
+
+@pytest.mark.parametrize(
+    ("op", "is_signed"), sorted(Width(3).operations), ids=lambda v: getattr(v, "name", str(v))
+)
+def test_word_operation_on_every_pair_of_words(op, is_signed):
+    """All words of three bits with all others, all members with all others; shifts, whose amounts
+    are masked, at widths that are powers of two: all of two bits, and all of four by all amounts.
+    """
+    shifts = op in (AluOp.LSH, AluOp.RSH, AluOp.ARSH)
+    for bits in (2, 4) if shifts else (3,):
+        width = Width(bits)
+        every = words(width)
+        others = every if bits < 4 else [width.constant(amount) for amount in range(16)]
+        inside = {
+            w: [x for x in range(1 << bits) if in_word(x, w, bits)] for w in (*every, *others)
+        }
+        operation = width.operations[op, is_signed]
+        for a, b in itertools.product(every, others):
+            result = operation(a, b)
+            reached = {concrete(op, is_signed, x, y, bits) for x in inside[a] for y in inside[b]}
+            assert all(in_word(value, result, bits) for value in reached), (op, a, b, result)
+
+
+@pytest.mark.parametrize("low", [False, True], ids=["all bits", "low half"])
+@pytest.mark.parametrize("op", [*INVERSE, None], ids=str)
+def test_comparison_of_every_pair_of_scalars(op, low):
+    """All words of two bits, as the low halves of scalars of four bits and as these themselves."""
+    domain = ScalarDomain(4)
+    scalars = [domain.from_low(word) for word in words(Width(2))]
+    scalars += [domain.made(word) for word in words(Width(4))[:: 1 if low else 2]][::5]
+    inside = {s: [x for x in range(16) if in_scalar(x, s, domain)] for s in scalars}
+    bits, limit = (2, 3) if low else (4, 15)
+    for a, b in itertools.product(scalars, repeat=2):
+        narrowed = compare(domain, op, low, a, b)
+        for x in inside[a]:
+            for y in inside[b]:
+                if holds(op, x & limit, y & limit, bits):
+                    assert narrowed is not None, (op, a, b)
+                    assert in_scalar(x, narrowed[0], domain), (op, a, b, x, y)
+                    assert in_scalar(y, narrowed[1], domain), (op, a, b, x, y)
+
+
+def test_sign_extension_and_truncation_of_every_scalar():
+    domain = ScalarDomain(4)
+    for word in words(Width(4)):
+        scalar = domain.made(word)
+        inside = [x for x in range(16) if in_scalar(x, scalar, domain)]
+        for bits in (1, 2):
+            extended = domain.sign_extend(scalar, bits)
+            low = domain.sign_extend(scalar, bits, to_low=True)
+            short = domain.truncate(scalar, bits)
+            for x in inside:
+                part = x & ((1 << bits) - 1)
+                assert in_scalar(signed(part, bits) & 15, extended, domain)
+                assert in_scalar(signed(part, bits) & 3, low, domain)
+                assert in_scalar(part, short, domain)
