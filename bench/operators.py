@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -36,8 +37,9 @@ def run_once(way: str) -> dict:
     """What one process measured."""
     workload = [sys.executable, str(HERE / "operators_workload.py")]
     if WAYS[way]:
-        egpu = [sys.executable, "-m", "egpu", "run", *WAYS[way], "--json", "--machine-code"]
-        workload = [*egpu, "--", *workload]
+        # What egpu writes goes elsewhere: records would come between the workload's own writes.
+        options = ["--json", "-o", os.devnull, "--machine-code"]
+        workload = [sys.executable, "-m", "egpu", "run", *WAYS[way], *options, "--", *workload]
     run = subprocess.run(
         workload, capture_output=True, text=True, check=False, env=environment(), timeout=400
     )
