@@ -53,6 +53,7 @@ STORAGE = {
     Storage.PER_THREAD_ARRAY: "for each key a value of every thread of a launch",
     Storage.RING:         "a ring per SM; drops are counted and reported",
     Storage.DEQUE:        "a circle of values in device memory",
+    Storage.MAPS:         "for each key where another map lies",
     Storage.BLOOM:        "bits in device memory",
     Storage.STACKS:       "none on the device: the stacks of launches, by the number of `bpf_get_stackid`",
     Storage.HASH:         "a table in device memory; insertions refused by a full map are counted",
@@ -122,7 +123,7 @@ def map_table() -> str:
 
 def refused_maps() -> str:
     names = [f"`{kind.name}`" for kind in MapType if traits(kind).storage is None]
-    return ", ".join(names) + "\n"
+    return (", ".join(names) or "none") + "\n"
 
 
 def reason_table() -> str:

@@ -58,8 +58,8 @@ typedef long long __s64;
 #define BPF_MAP_TYPE_STACK_TRACE 7
 #define BPF_MAP_TYPE_LRU_HASH 9
 #define BPF_MAP_TYPE_LRU_PERCPU_HASH 10
-#define BPF_MAP_TYPE_ARRAY_OF_MAPS 12 /* refused */
-#define BPF_MAP_TYPE_HASH_OF_MAPS 13 /* refused */
+#define BPF_MAP_TYPE_ARRAY_OF_MAPS 12
+#define BPF_MAP_TYPE_HASH_OF_MAPS 13
 #define BPF_MAP_TYPE_QUEUE 22
 #define BPF_MAP_TYPE_STACK 23
 #define BPF_MAP_TYPE_RINGBUF 27

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 from building import HERE, Built
-from map_totals import results_of, wrong_per_thread, wrong_pushed, wrong_totals
+from map_totals import results_of, wrong_inner, wrong_per_thread, wrong_pushed, wrong_totals
 from observing import CheckError, egpu, plain, require
 
 LAUNCHES, SIZE = 10, 1_000_000
@@ -74,6 +74,19 @@ def pushed(built: Built) -> str:
     return f"{threads:,} threads exact"
 
 
+def maps_of_maps(built: Built) -> str:
+    """Arrays, per-SM arrays and hash maps that a map of maps gives."""
+    workload = [str(built.demo), "--launches", "5", "--size", "300000", "--json"]
+    program = str(HERE / "probes" / "inner.bpf.o")
+    options = ("--json", "--allow-occupancy-loss", "--hash-maps")
+    run = plain(egpu("run", program, *options, "--", *workload), timeout=60)
+    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
+    totals, report = map(json.loads, run.output.strip().splitlines()[-2:])
+    wrong = wrong_inner(report["maps"], totals["kernels"])
+    require(not wrong, "; ".join(wrong))
+    return f"{len(report['maps'])} maps exact"
+
+
 def per_thread(built: Built) -> str:
     """Values of each thread, thread by thread, and the count of those beyond the slots."""
     workload = [str(built.demo), "--launches", str(LAUNCHES), "--size", "300000", "--json"]
@@ -87,4 +100,4 @@ def per_thread(built: Built) -> str:
     return f"{len(report['maps']['idiom']):,} threads exact"
 
 
-CHECKS = (hashes_one_map, hashes, hashes_two_kernels, pushed, per_thread)
+CHECKS = (hashes_one_map, hashes, hashes_two_kernels, pushed, maps_of_maps, per_thread)

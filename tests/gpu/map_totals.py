@@ -181,3 +181,30 @@ def wrong_pushed(maps: Mapping[str, Sequence[Mapping]], threads: int) -> list[st
         if row["value"]["thrice"] != 3 * row["value"]["number"]:
             wrong.append(f"torn value {row}")
     return wrong
+
+
+INNER = {  # map of probes/inner.bpf.c: which threads count in it
+    "array_a": (5, (0,)), "array_b": (5, (1,)), "array_c": (5, (3,)), "per_sm_a": (2, (0,)),
+    "per_sm_b": (2, (1,)), "table_a": (4, (0,)), "table_b": (4, (1,)),
+}  # fmt: skip
+
+
+def wrong_inner(maps: Mapping[str, Sequence[Mapping]], kernels: Mapping[str, Mapping]) -> list[str]:
+    """What differs in what probes/inner.bpf.c counted; ``kernels`` are the workload's totals."""
+    expected = {name: dict.fromkeys(range(7), 0) for name in INNER}
+    for row in kernels.values():
+        threads = row["threads"] // row["launches"]
+        for name, (modulus, chosen) in INNER.items():
+            for key in range(7):
+                count = sum(
+                    len(range(first, threads, 7 * modulus))
+                    for first in range(7 * modulus)
+                    if first % modulus in chosen and first % 7 == key
+                )
+                expected[name][key] += count * row["launches"]
+    wrong = []
+    for name, wanted in expected.items():
+        found = {row["key"]: row["value"] for row in maps[name]}
+        if found != {key: count for key, count in wanted.items() if count}:
+            wrong.append(f"{name}: {found}, expected {wanted}")
+    return wrong

@@ -8,7 +8,14 @@ import pytest
 from test_runtime_cli import ROOT, egpu, pytestmark, workload
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
-from map_totals import wrong_callbacks, wrong_per_thread, wrong_pushed, wrong_totals, wrong_walks
+from map_totals import (
+    wrong_callbacks,
+    wrong_inner,
+    wrong_per_thread,
+    wrong_pushed,
+    wrong_totals,
+    wrong_walks,
+)
 
 from egpu.bpf import isa
 from egpu.bpf.object import read_object
@@ -75,6 +82,15 @@ def test_queue_stack_and_filter():
     assert 0 < report["maps"]["seen"]["fill"] < 0.5
     done = egpu("run", program, "--sim", "--", *workload(launches=1, size=60))
     assert "of its bits are set" in done.stdout
+
+
+def test_maps_of_maps():
+    program = ROOT / "tests" / "gpu" / "probes" / "inner.bpf.o"
+    done = egpu("run", program, "--sim", "--json", "--", *workload())
+    assert done.returncode == 0, done.stderr
+    totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
+    assert wrong_inner(report["maps"], totals["kernels"]) == []
+    assert report["maps"]["arrays"] == {"0": "array_a", "1": "array_b", "3": "array_c"}
 
 
 def test_text_shows_entries_and_refusals():

@@ -7,7 +7,7 @@ from egpu.bpf.helpers import HELPERS
 from egpu.bpf.insn import program_from_code
 from egpu.bpf.interp import run
 from egpu.bpf.interp_helpers import BODIES, MapState, Place
-from egpu.bpf.maptypes import MapType
+from egpu.bpf.maptypes import MAP_TRAITS, MapType
 from egpu.bpf.program import Insn, MapSpec
 from egpu.errors import DeviceFault, InputError, UnsupportedError
 
@@ -267,9 +267,10 @@ def test_observer_can_tell_regions():
     assert places == [("stack", 512)] * 2
 
 
-def test_a_map_without_storage_is_refused():
-    with pytest.raises(UnsupportedError, match="HASH_OF_MAPS of map 'h'"):
-        MapState(MapSpec("h", MapType.HASH_OF_MAPS, 4, 4, 1))
+def test_a_map_without_storage_is_refused(monkeypatch):
+    monkeypatch.delitem(MAP_TRAITS, MapType.QUEUE)
+    with pytest.raises(UnsupportedError, match="QUEUE of map 'h'"):
+        MapState(MapSpec("h", MapType.QUEUE, 0, 4, 1))
 
 
 def test_map_references_are_checked():

@@ -336,23 +336,46 @@ def test_every_processor_version(cpu, tmp_path):
             check_main(obj)
 
 
+OUTER = (
+    "struct inner {{ __uint(type, {kind}); __uint(max_entries, 4096); __type(key, __u32);"
+    ' __type(value, __u32); }} a SEC(".maps"), b SEC(".maps");'
+    "struct {{ __uint(type, 2); __uint(max_entries, 7); __type(key, __u32);"
+    ' __type(value, __u32); }} other SEC(".maps");'
+    "struct {{ __uint(type, 12); __uint(max_entries, {count}); __type(key, __u32);"
+    ' __array(values, struct inner); }} {name} SEC(".maps") {values};'
+)
+
+
+def test_maps_of_maps(tmp_path):
+    values = "= { .values = { [0] = (void *)&b, [2] = (void *)&a } }"
+    text = OUTER.format(name="outer", kind=1, count=3, values=values)
+    specs = read_object(compile_text(tmp_path, text), "test.o").maps
+    names = [spec.name for spec in specs]
+    (outer,) = (spec for spec in specs if spec.inner)
+    assert (outer.name, outer.type, outer.key_size, outer.max_entries) == (
+        "outer",
+        MapType.ARRAY_OF_MAPS,
+        4,
+        3,
+    )
+    assert [names[n] if n >= 0 else None for n in outer.inner] == ["b", None, "a"]
+
+
 REFUSED = {
     "legacy maps": ('int m[5] SEC("maps");', "legacy 'maps' section"),
-    "inner maps": (
-        (
-            "struct inner { __uint(type, 2); __uint(max_entries, 1); __type(key, __u32);"
-            " __type(value, __u32); };"
-            "struct { __uint(type, 12); __uint(max_entries, 1); __type(key, __u32);"
-            ' __array(values, struct inner); } m SEC(".maps");'
+    "no inner maps": (OUTER.format(name="m", kind=2, count=1, values=""), "an empty ARRAY_OF_MAPS"),
+    "an inner ring": (
+        OUTER.format(name="m", kind=27, count=1, values="= { .values = { (void *)&a } }"),
+        "a RINGBUF inside another map",
+    ),
+    "a program array": (
+        OUTER.format(name="m", kind=2, count=1, values="= { .values = { (void *)&a } }").replace(
+            "__uint(type, 12)", "__uint(type, 1)"
         ),
-        "maps inside maps",
+        "map type HASH with values",
     ),
     "map type": ('struct { __uint(type, 999); } m SEC(".maps");', "map type 999"),
     "pointers in data": ("int a; int *const volatile p = &a;", "addresses in initialised data"),
-    "memory capture": (
-        'SEC("kprobe/__memcapture") int p(void *ctx) { return 0; }',
-        "memory capture",
-    ),
     "kernel function": (
         'extern int kfunc(int) SEC(".ksyms"); SEC("executor") int p(void *c) { return kfunc(1); }',
         "external symbol 'kfunc'",
@@ -379,6 +402,22 @@ def test_refused_by_name(feature, tmp_path):
 
 
 BAD = {
+    "different inner maps": (
+        OUTER.format(
+            name="m", kind=2, count=2, values="= { .values = { (void *)&a, (void *)&other } }"
+        ),
+        "the maps in it differ in type or sizes: a, other",
+    ),
+    "too many inner maps": (
+        OUTER.format(
+            name="m", kind=2, count=1, values="= { .values = { (void *)&a, (void *)&b } }"
+        ),
+        "2 maps, max_entries is 1",
+    ),
+    "what is no map": (
+        "int x;" + OUTER.format(name="m", kind=2, count=1, values="= { .values = { (void *)&x } }"),
+        "is no map's",
+    ),
     "pinning": ('struct { __uint(type, 2); __uint(pinning, 2); } m SEC(".maps");', "pinning is 2"),
     "no type": ('struct { __uint(max_entries, 1); } m SEC(".maps");', "no type"),
     "member": (

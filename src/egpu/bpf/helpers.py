@@ -96,6 +96,7 @@ _KEYED = _ARRAYS | _HASHES
 # Whose entries exist whoever asks: of a per-thread array each thread has only its own.
 _WALKED = frozenset(name for name in _KEYED if "PER_THREAD" not in name)
 _RING = frozenset({"RINGBUF"})
+_OUTER = frozenset({"ARRAY_OF_MAPS", "HASH_OF_MAPS"})
 _EVENTS = frozenset({"PERF_EVENT_ARRAY", "GPU_RINGBUF"})
 _DEQUES = frozenset({"QUEUE", "STACK"})
 _PUSHED = _DEQUES | {"BLOOM_FILTER"}
@@ -120,7 +121,8 @@ def _probe_read_text(number: int, name: str) -> Helper:
 # fmt: off
 _ROWS: tuple[Helper, ...] = (
     Helper(1, "bpf_map_lookup_elem", (_A.MAP, _A.KEY), Ret.MAP_VALUE_OR_NULL,
-           "void *(*%s)(void *map, const void *key)", "map_lookup", 8, map_types=_KEYED, memory=1),
+           "void *(*%s)(void *map, const void *key)", "map_lookup", 8, map_types=_KEYED | _OUTER,
+           memory=1),
     Helper(2, "bpf_map_update_elem", (_A.MAP, _A.KEY, _A.VALUE, _A.SCALAR), Ret.SCALAR,
            "long (*%s)(void *map, const void *key, const void *value, __u64 flags)", "map_update",
            24, map_types=_KEYED, memory=4),

@@ -281,6 +281,10 @@ class Machine:
                 return index
         raise DeviceFault(f"0x{handle:x} is not a map")
 
+    def map_handle(self, index: int) -> int:
+        """What LD_IMM64 gives for map ``index``."""
+        return self._map_handles[index].base
+
     def value_address(self, index: int, entry: int) -> int:
         """The address of value ``entry`` of map ``index``; each value is a region of its own."""
         region = self._values.get((index, entry))

@@ -25,7 +25,7 @@ from egpu.bpf.maptypes import (
     traits,
 )
 from egpu.bpf.mixing import bloom_places
-from egpu.bpf.program import MapSpec
+from egpu.bpf.program import NO_MAP, MapSpec
 from egpu.errors import DeviceFault, InternalError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -141,7 +141,17 @@ def _ring(machine: Machine, handle: int) -> MapState:
     return state
 
 
+def _inner(machine: Machine, state: MapState, address: int) -> int:
+    """The map that a map of maps has under a key."""
+    key = int.from_bytes(machine.space.view(address, state.spec.key_size), "little")
+    index = state.spec.inner[key] if key < len(state.spec.inner) else NO_MAP
+    return 0 if index == NO_MAP else machine.map_handle(index)
+
+
 def _lookup(machine: Machine, args: Sequence[int]) -> int:
+    outer = machine.maps[machine.map_index(args[0])]
+    if traits(outer.spec.type).storage is Storage.MAPS:
+        return _inner(machine, outer, args[1])
     index, state, key = _keyed(machine, args)
     if traits(state.spec.type).hashed:
         value = state.table.get(key)

@@ -42,6 +42,7 @@ class Storage(enum.Enum):
     HASH = "an open-addressed table in the device arena"
     DEQUE = "a circle of values in the device arena, taken from one end"
     BLOOM = "bits in the device arena"
+    MAPS = "for each key where another map lies, in the device arena"
     STACKS = "kept by the agent: the stacks of launches, by number"
     PER_SM_HASH = "the same with a value per SM slot for each key"
 
@@ -140,6 +141,8 @@ MAP_TRAITS: dict[MapType, MapTraits] = {
     MapType.QUEUE:        MapTraits(Storage.DEQUE, has_values=False),
     MapType.STACK:        MapTraits(Storage.DEQUE, has_values=False),
     MapType.BLOOM_FILTER: MapTraits(Storage.BLOOM, has_values=False),
+    MapType.ARRAY_OF_MAPS: MapTraits(Storage.MAPS, has_values=False),
+    MapType.HASH_OF_MAPS: MapTraits(Storage.MAPS, has_values=False),
     MapType.GPU_HASH:     MapTraits(Storage.HASH, probes=HASH_WINDOW),
     MapType.GPU_ARRAY:    MapTraits(Storage.ARRAY),
     MapType.GPU_HOST_ARRAY:            MapTraits(Storage.ARRAY),
@@ -148,6 +151,10 @@ MAP_TRAITS: dict[MapType, MapTraits] = {
     MapType.GPU_PER_THREAD_HOST_ARRAY: MapTraits(Storage.PER_THREAD_ARRAY, per_thread=True),
 }
 # fmt: on
+
+
+# Whose maps can be inside another: all that a helper needs of them follows from where they lie.
+INNER = frozenset({Storage.ARRAY, Storage.PER_SM_ARRAY, Storage.HASH, Storage.PER_SM_HASH})
 
 
 def traits(map_type: MapType) -> MapTraits:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from egpu.bpf.btf import Btf, BtfKind, BtfMember, BtfType
 from egpu.bpf.elf import SYMBOL_SECTION, Elf, Section
 from egpu.bpf.maptypes import MapType
+from egpu.bpf.object_inner import with_inner
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, UnsupportedError
 
@@ -19,7 +20,6 @@ _STATIC = 0  # linkage of a VAR
 _NUMBERS = ("type", "key_size", "value_size", "max_entries", "map_flags", "map_extra", "pinning")
 _TYPES = {"key": "key_size", "value": "value_size"}
 _REFUSED = {
-    "values": "maps inside maps and program arrays (member 'values')",
     "numa_node": "a NUMA node for a map (member 'numa_node')",
     "inner_map_idx": "maps inside maps (member 'inner_map_idx')",
 }
@@ -53,6 +53,7 @@ def read_maps(elf: Elf, btf: Btf | None) -> ObjectMaps:
         for offset, spec in _declared_maps(elf, section, btf):
             declared[section.index, offset] = len(specs)
             specs.append(spec)
+        specs = with_inner(elf, section, btf, specs)
     for section in elf.sections:
         if _is_data(section) and section.size:
             data[section.index] = len(specs)
@@ -157,6 +158,9 @@ def _declared_map(btf: Btf, name: str, definition: BtfType, where: str) -> MapSp
     for member in definition.members:
         if member.name in _REFUSED:
             raise UnsupportedError(f"{_REFUSED[member.name]} at {where}")
+        if member.name == "values":  # what is in a map of maps; object_inner.py reads it
+            numbers.setdefault("key_size", 4)
+            continue
         pointer = btf.resolve(member.type)
         if pointer.kind is not BtfKind.PTR or member.name not in (*_NUMBERS, *_TYPES):
             raise InputError(

@@ -46,13 +46,17 @@ class PseudoSrc(enum.IntEnum):
     MAP_INDEX_VALUE = 6  # imm = index, next imm = byte offset in the first value
 
 
+NO_MAP = -1
+
+
 @dataclass(frozen=True, slots=True)
 class MapSpec:
     """A map as the object declares it; sizes in bytes.
 
     ``initial`` is the content of .rodata/.data (None: zero-filled); ``read_only`` means that
     programs cannot write it; ``deletes`` that they may delete its entries.  ``extra`` is Linux's
-    map_extra: how many bits of a Bloom filter a value has (0: 5).
+    map_extra: how many bits of a Bloom filter a value has (0: 5).  ``inner`` are the indices of
+    the maps in a map of maps by key, ``NO_MAP`` where a key has none; all of one shape.
     ``key_type``/``value_type`` are BTF type ids in ``btf``, 0 if unknown.
     """
 
@@ -66,6 +70,7 @@ class MapSpec:
     read_only: bool = False
     deletes: bool = field(default=True, repr=False)
     extra: int = field(default=0, repr=False)
+    inner: tuple[int, ...] = field(default=(), repr=False)
     pin_by_name: bool = False
     btf: Btf | None = field(default=None, repr=False, compare=False)
     key_type: int = 0

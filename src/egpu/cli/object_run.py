@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 from egpu.bpf.maptypes import traits
 from egpu.cli.values import plain, shown
 from egpu.export.json import render_line
-from egpu.maps import BloomView, HashView, MapView, QueueView, ThreadView, ring_controls, summable
+from egpu.maps import (
+    BloomView,
+    HashView,
+    MapView,
+    OuterView,
+    QueueView,
+    ThreadView,
+    ring_controls,
+    summable,
+)
 from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
 from egpu.session.stacks import StackView
 from egpu.tools.running import run_of
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
     from egpu.session.prints import Line, Prints
 
 ROWS = 64  # entries of one map shown in the text; JSON has all
-_NO_RINGS = (MapView, HashView, ThreadView, QueueView, BloomView, StackView)
+_NO_RINGS = (MapView, HashView, ThreadView, QueueView, BloomView, OuterView, StackView)
 _SECTIONS = (".bss", ".data", ".rodata")
 
 
@@ -62,6 +71,9 @@ class ObjectOutput:
             elif isinstance(view, HashView):
                 shown_part, data[name] = _hash_report(name, view)
                 parts += shown_part
+            elif isinstance(view, OuterView):
+                parts += _shown(name, [(key, {"value": inner}) for key, inner in view.items()])
+                data[name] = dict(view.items())
             elif isinstance(view, QueueView):
                 queued = _queue_rows(view)
                 parts += _shown(name, queued)

@@ -26,6 +26,7 @@ from egpu.codegen.identity import (
     uid_gid,
 )
 from egpu.codegen.library_ring import DISCARD
+from egpu.codegen.outer import inner_lookup
 from egpu.codegen.prints import print_line
 from egpu.codegen.probe_read import probe_read
 from egpu.codegen.rings import perf_output, ring_commit, ring_output, ring_query, ring_reserve
@@ -115,6 +116,7 @@ _BY_STORAGE: dict[Storage, dict[str, Callable[[Call], str]]] = {
     Storage.PER_SM_HASH: HASHES,
     Storage.DEQUE: DEQUES,
     Storage.BLOOM: BLOOMS,
+    Storage.MAPS: {"map_lookup": inner_lookup},
 }
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from egpu.bpf.maptypes import traits
 from egpu.bpf.program import MapSpec
 from egpu.codegen.arena import HashTable, hash_table
-from egpu.codegen.device_code import RelocKind
 from egpu.codegen.helper_call import Call
 from egpu.codegen.ir import Body
 
@@ -61,7 +60,5 @@ def hash_memory(call: Call) -> HashMemory:
     scope = call.scope
     index, spec = scope.map_at(call.pc, 1)
     shape = hash_table(spec)
-    control = scope.body.binary(
-        "add", "i64", scope.launch("device_arena"), scope.symbol(RelocKind.MAP, index)
-    )
+    control = scope.argument_start(call.pc, 1)
     return HashMemory(call, spec, index, shape, control, scope.body.add(control, shape.table))

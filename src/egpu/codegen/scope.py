@@ -130,11 +130,28 @@ class Scope:
 
     def map_base(self, index: int) -> str:
         """The device address of map ``index``; of this SM's copy for per-SM maps."""
-        spec = self.unit.verified.program.maps[index]
-        base = self.body.binary(
+        return self._copy_of(self.map_start(index), index)
+
+    def map_start(self, index: int) -> str:
+        """The device address of map ``index``."""
+        return self.body.binary(
             "add", "i64", self.launch("device_arena"), self.symbol(RelocKind.MAP, index)
         )
-        return self.of_copy(base, index) if traits(spec.type).per_sm else base
+
+    def argument_start(self, pc: int, register: int) -> str:
+        """The device address of the map that ``register`` names: what it holds if a map of maps
+        gave it, as ``map_at`` tells of what shape."""
+        if self.operand(pc, register).regions == {Region.INNER_MAP}:
+            return self.get(register)
+        return self.map_start(self.map_at(pc, register)[0])
+
+    def argument_base(self, pc: int, register: int) -> str:
+        """The same; of this SM's copy for per-SM maps."""
+        return self._copy_of(self.argument_start(pc, register), self.map_at(pc, register)[0])
+
+    def _copy_of(self, base: str, index: int) -> str:
+        per_sm = traits(self.unit.verified.program.maps[index].type).per_sm
+        return self.of_copy(base, index) if per_sm else base
 
     def of_copy(self, base: str, index: int) -> str:
         """``base`` moved to the copy of per-SM map ``index`` that this warp uses.

@@ -20,11 +20,13 @@ from egpu.maps import Changes, HashView, MapView, ThreadView, UpdateFlag
 
 if TYPE_CHECKING:
     from egpu.loader.linux import LinuxArray
-    from egpu.maps import BloomView, QueueView
+    from egpu.maps import BloomView, OuterView, QueueView
     from egpu.session import Ring
     from egpu.session.stacks import StackView
 
-    View: TypeAlias = MapView | HashView | ThreadView | QueueView | BloomView | StackView | Ring
+    View: TypeAlias = (
+        MapView | HashView | ThreadView | QueueView | BloomView | OuterView | StackView | Ring
+    )
 
 _ANY, _NOEXIST, _EXIST = range(3)  # Linux uapi, BPF_ANY and its like
 _RDONLY_PROG = 1 << 7  # BPF_F_RDONLY_PROG

@@ -12,6 +12,7 @@ from egpu.maps.layout import (
     ring_table,
 )
 from egpu.maps.memory import HostArena, RingControl, Snapshot, ring_controls
+from egpu.maps.outer_view import OuterView
 from egpu.maps.pushed_view import BloomView, QueueView
 from egpu.maps.ringbuf import Batch, RingCounts, RingReader
 from egpu.maps.thread_view import ThreadView
@@ -29,6 +30,7 @@ __all__ = [
     "MapHost",
     "MapPlace",
     "MapView",
+    "OuterView",
     "QueueView",
     "RingControl",
     "RingCounts",

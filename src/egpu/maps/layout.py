@@ -25,6 +25,7 @@ Device arena (one per process and device)::
 
     QUEUE, STACK  a control block of 128 bytes (DEQUE_CONTROL), then max_entries cells: a state of 8
                   bytes and round_up(value_size, 8) bytes
+    ARRAY_OF_MAPS, HASH_OF_MAPS  for each key the offset of a map in the arena, 0 if it has none
     BLOOM_FILTER  128 unused bytes, then ``bloom_bits`` bits
 
 Host arena (a memfd)::
@@ -87,7 +88,7 @@ from egpu.bpf.maptypes import (
     table_slots,
     traits,
 )
-from egpu.bpf.program import MapSpec
+from egpu.bpf.program import NO_MAP, MapSpec
 from egpu.errors import InputError, InternalError, UnsupportedError
 
 LAYOUT_VERSION = 4
@@ -326,6 +327,8 @@ def plan(
                 stride = round_up(table.slots * table.value_stride, SM_COPY_ALIGNMENT)
                 place = MapPlace(offset, stride, table.stride)
                 total = table.values + stride * sm_slots
+            case Storage.MAPS:
+                place, total = MapPlace(offset, 0, 8), 8 * spec.max_entries
             case Storage.DEQUE:
                 cell = DEQUE_CELL + entry
                 place = MapPlace(offset, 0, cell)
@@ -438,6 +441,10 @@ def initial_chunks(
     for spec, place in zip(maps, layout.places, strict=True):
         if spec.initial is not None:
             chunks.append((place.offset, spec.initial))
+        if spec.inner:
+            inner = (0 if n == NO_MAP else layout.places[n].offset for n in spec.inner)
+            table = b"".join(offset.to_bytes(8, "little") for offset in inner)
+            chunks.append((place.offset, table))
     return chunks
 
 

@@ -24,7 +24,9 @@ _CALL = 0x85
 def additive_maps(programs: Sequence[VerifiedProgram], maps: Sequence[MapSpec]) -> frozenset[int]:
     """Indices of the maps that every program only adds to (``*v += n`` or an atomic add)."""
     added = added_to_only(programs, len(maps))
-    return frozenset(index for index in added if summable(maps[index]))
+    # Maps inside others are reached by one code, so they must be laid out alike.
+    inner = {index for spec in maps for index in spec.inner}
+    return frozenset(index for index in added - inner if summable(maps[index]))
 
 
 def added_to_only(programs: Sequence[VerifiedProgram], count: int) -> frozenset[int]:
@@ -58,4 +60,4 @@ def _used_otherwise(verified: VerifiedProgram) -> Iterator[int]:
 
 
 def _reaches(operand: Operand) -> bool:
-    return not operand.regions.isdisjoint({Region.MAP_POINTER, Region.MAP_VALUE})
+    return not operand.regions.isdisjoint({Region.MAP_POINTER, Region.INNER_MAP, Region.MAP_VALUE})

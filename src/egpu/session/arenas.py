@@ -22,6 +22,7 @@ from egpu.maps import (
     MapCopy,
     MapHost,
     MapView,
+    OuterView,
     QueueView,
     RingReader,
     Snapshot,
@@ -190,7 +191,8 @@ def view_of(
 class Maps(Mapping[str, "View"]):
     """The maps of a session by name: ``MapView`` for arrays, ``HashView`` for hash maps,
     ``ThreadView`` for per-thread arrays, ``QueueView`` for queues and stacks, ``BloomView`` for
-    Bloom filters, ``StackView`` for stack traces, ``Ring`` for ring buffers."""
+    Bloom filters, ``OuterView`` for maps of maps, ``StackView`` for stack traces, ``Ring`` for ring
+    buffers."""
 
     def __init__(self, arenas: Arenas, specs: Sequence[MapSpec], names: Sequence[str]) -> None:
         self._arenas = arenas
@@ -209,6 +211,8 @@ class Maps(Mapping[str, "View"]):
                 if place < index
             )
             return self._rings.setdefault(name, Ring(self._arenas, number, spec))
+        if traits(spec.type).storage is Storage.MAPS:
+            return OuterView(spec, tuple(self._specs))
         if traits(spec.type).storage is Storage.STACKS:
             return StackView(spec, self._arenas.stacks)
         copies = partial(self._arenas.copies, index)
@@ -297,4 +301,4 @@ class Ring:
         return rings[self._number]
 
 
-View = MapView | HashView | ThreadView | QueueView | BloomView | StackView | Ring
+View = MapView | HashView | ThreadView | QueueView | BloomView | OuterView | StackView | Ring

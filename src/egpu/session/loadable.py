@@ -14,7 +14,7 @@ from egpu.bpf.btf import BtfKind
 from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.object import read_object
 from egpu.errors import InputError
-from egpu.maps import MapCopy, MapView, UpdateFlag, Values
+from egpu.maps import MapCopy, MapView, OuterView, UpdateFlag, Values
 from egpu.session.arenas import Arenas, View, view_of
 from egpu.session.host_maps import HostMap
 from egpu.session.kernel_types import kernel_types
@@ -262,6 +262,8 @@ class Object:
                     "a ring has records while its object runs", where=f"map {spec.name}"
                 )
             return session.maps[tuple(session.maps)[self._base + index]]
+        if traits(spec.type).storage is Storage.MAPS:
+            return OuterView(spec, tuple(each.name for each in self._spec.maps))
         if spec.name not in self._views:
             self._views[spec.name] = view_of(
                 spec,

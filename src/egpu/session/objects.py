@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from egpu.bpf.own_maps import SPECS, missing_maps
-from egpu.bpf.program import AttachKind, Insn, MapSpec, Object, Program, PseudoSrc
+from egpu.bpf.program import NO_MAP, AttachKind, Insn, MapSpec, Object, Program, PseudoSrc
 from egpu.errors import InputError, UnsupportedError
 
 _LD_IMM64 = 0x18
@@ -64,7 +64,9 @@ def _cookie(value: int, name: str) -> int:
 
 def combine(objects: Sequence[Object]) -> Collection:
     """Merge ``objects``; InputError if there is no program that can be attached to a kernel."""
-    maps = tuple(spec for obj in objects for spec in obj.maps)
+    maps: tuple[MapSpec, ...] = ()
+    for obj in objects:
+        maps += tuple(_shift_inner(spec, len(maps)) for spec in obj.maps)
     needed = {name for obj in objects for each in obj.programs for name in missing_maps(each)}
     maps = (*maps, *(spec for name, spec in SPECS.items() if name in needed))
     programs: list[Program] = []
@@ -93,6 +95,13 @@ def _refuse_other_kinds(obj: Object, program: Program) -> None:
                 f"({point.kind.value})",
                 needs="a kprobe/, kretprobe/ or insn/ section; other kinds have no runner yet",
             )
+
+
+def _shift_inner(spec: MapSpec, base: int) -> MapSpec:
+    """Add ``base`` to the indices of the maps in a map."""
+    if not spec.inner or not base:
+        return spec
+    return replace(spec, inner=tuple(n if n == NO_MAP else n + base for n in spec.inner))
 
 
 def _shift_maps(code: tuple[Insn, ...], base: int) -> tuple[Insn, ...]:

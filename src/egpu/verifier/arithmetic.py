@@ -14,6 +14,7 @@ from egpu.verifier.verified import Region
 # Regions whose pointers are taken as they are, and what to do instead.
 _RIGID = {
     Region.MAP_POINTER: "look an element up instead",
+    Region.INNER_MAP: "look an element up instead",
     Region.FUNCTION: "pass the function as it is",
 }
 

@@ -7,7 +7,7 @@ from typing import assert_never
 from egpu.bpf.helpers import HELPERS, Arg, Helper, Ret
 from egpu.bpf.isa import CallSrc
 from egpu.bpf.maptypes import EVENTS, PUSHED_MAXIMUM, MapType, Storage, table_slots, traits
-from egpu.bpf.program import MISSING_HELPER, MapSpec
+from egpu.bpf.program import MISSING_HELPER, NO_MAP, MapSpec
 from egpu.verifier import checks, cost
 from egpu.verifier.checks import Access
 from egpu.verifier.memory import clobber_stack, overwrite_somewhere, touch_stack
@@ -203,8 +203,14 @@ class _Call:
                 assert_never(kind)
 
     def _map(self, register: int, value: Scalar | Pointer) -> None:
-        if not isinstance(value, Pointer) or value.region is not Region.MAP_POINTER:
+        inner = isinstance(value, Pointer) and value.region is Region.INNER_MAP
+        if not isinstance(value, Pointer) or not (inner or value.region is Region.MAP_POINTER):
             raise self._refuse(register, value, "a map", "pass &map")
+        if value.null:
+            raise self._refuse(register, value, "a map", "test it against 0 first")
+        if inner and Arg.CALLBACK in self.helper.args:
+            hint = "name the map, or look its elements up in a loop"
+            raise self._refuse(register, value, "a map of the object", hint)
         spec = self.setting.map(value.owner)
         if spec.type.name not in self.helper.map_types:
             names = ", ".join(sorted(self.helper.map_types))
@@ -334,6 +340,9 @@ class _Call:
             case Ret.SCALAR:
                 maximum = self.helper.maximum
                 return S64.unknown if maximum is None else S64.from_range(0, maximum)
+            case Ret.MAP_VALUE_OR_NULL if self.setting.map(self.map).inner:
+                shape = next(n for n in self.setting.map(self.map).inner if n != NO_MAP)
+                return Pointer(Region.INNER_MAP, shape, null=self.state.new_link())
             case Ret.MAP_VALUE_OR_NULL:
                 return Pointer(Region.MAP_VALUE, self.map, null=self.state.new_link())
             case Ret.RECORD_OR_NULL:
@@ -363,6 +372,8 @@ def check_map(spec: MapSpec) -> None:
         _check_keyless(spec)
     if spec.type in EVENTS:
         _check_events(spec)
+    if traits(spec.type).storage is Storage.MAPS:
+        _check_outer(spec)
     if not traits(spec.type).has_values:
         return
     # Device bodies read keys of 4 bytes and pointers stay within values: sizes must be as agreed.
@@ -407,4 +418,13 @@ def _check_events(spec: MapSpec) -> None:
             "P2",
             f"map {spec.name}: keys of {spec.key_size} bytes, values of {spec.value_size}",
             hint="both are int" if perf else "the key is an int, the value a record",
+        )
+
+
+def _check_outer(spec: MapSpec) -> None:
+    if spec.key_size != _KEY_SIZE or all(index == NO_MAP for index in spec.inner):
+        raise Refusal(
+            "P2",
+            f"map {spec.name}: keys of {spec.key_size} bytes, {len(spec.inner)} maps in it",
+            hint="give it int keys and maps where it is declared: .values = {&a, &b}",
         )

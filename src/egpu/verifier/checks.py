@@ -59,6 +59,7 @@ _INSTEAD = {
     Region.CONTEXT: "the context is only read: keep values on the stack or in a map",
     Region.MAP_KEY: "keys are only read: copy it, or update the map",
     Region.MAP_POINTER: "look an element up first",
+    Region.INNER_MAP: "look an element up first",
     Region.FUNCTION: "give it to bpf_loop or bpf_for_each_map_elem",
     Region.RECORD: "nobody else sees a record before it is submitted: use plain stores",
 }

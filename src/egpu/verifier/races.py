@@ -116,7 +116,7 @@ def _writes(known: Known) -> Iterator[_Write]:
         target = known.frames.operand(step.pc, register)
         if target is None or _per_thread(known.setting, target):
             continue
-        if target.regions & {Region.MAP_VALUE, Region.MAP_POINTER}:
+        if target.regions & {Region.MAP_VALUE, Region.MAP_POINTER, Region.INNER_MAP}:
             yield _Write(step, register, target, value)
 
 

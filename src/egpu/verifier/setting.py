@@ -204,7 +204,7 @@ class Recorder:
                 pc,
                 "call the helper once for each function",
             )
-        if regions == {Region.MAP_POINTER} and before.map != seen.map:
+        if regions & _MAPS and before.map != seen.map:
             raise Refusal(
                 "P2",
                 f"r{register} is a different map on different ways to this call",
@@ -221,6 +221,9 @@ class Recorder:
         )
 
 
+_MAPS = frozenset({Region.MAP_POINTER, Region.INNER_MAP})
+
+
 def operand_of(value: Scalar | Pointer, frame: int, offset: int = 0) -> Operand:
     """``value`` as seen from frame number ``frame``; ``offset`` is added for the alignment."""
     if isinstance(value, Scalar):
@@ -231,7 +234,7 @@ def operand_of(value: Scalar | Pointer, frame: int, offset: int = 0) -> Operand:
     regions = frozenset({region, Region.NULL}) if value.null else frozenset({region})
     return Operand(
         regions,
-        value.owner if region in (Region.MAP_VALUE, Region.MAP_POINTER) else None,
+        value.owner if region is Region.MAP_VALUE or region in _MAPS else None,
         value.offset if value.variable is None else None,
         frame - value.owner if region is Region.STACK else None,
         alignment(value.at(offset)),

@@ -42,6 +42,7 @@ class Region(enum.Enum):
     CONTEXT = "ctx"
     STACK = "stack"
     MAP_POINTER = "map_ptr"  # the map itself, as helpers take it
+    INNER_MAP = "inner_map_ptr"  # a map that a map of maps gave; Operand.map is one of its shape
     MAP_VALUE = "map_value"
     MAP_KEY = "map_key"  # a copy of an entry's key, as bpf_for_each_map_elem gives it
     FUNCTION = "function"  # code, as callbacks are given; Operand.value is its first pc
