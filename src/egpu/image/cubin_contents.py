@@ -14,6 +14,7 @@ from egpu.image.cubin_edit import (
     SHT_REL,
     SHT_RELA,
     CubinParts,
+    Part,
     Symbol,
     read_symbols,
     take_apart,
@@ -47,7 +48,7 @@ def contents_of(cubin: Cubin) -> Contents:
     for at, part in enumerate(parts.parts):
         if part.type in (SHT_REL, SHT_RELA):
             relocations[part.info].append(at)
-        elif part.flags & _ABOUT_ANOTHER and _is_code(parts, part.info):
+        elif _is_about(parts, part):
             about[part.info].append(at)
     symbols = read_symbols(parts)
     return Contents(
@@ -59,5 +60,13 @@ def contents_of(cubin: Cubin) -> Contents:
     )
 
 
-def _is_code(parts: CubinParts, at: int) -> bool:
-    return 0 < at < len(parts.parts) and parts.parts[at].name.startswith(TEXT)
+def _is_about(parts: CubinParts, part: Part) -> bool:
+    """Whether a section describes one of code.  ptxas flags them; cuBLAS's own assembler only names
+    them after it."""
+    if not 0 < part.info < len(parts.parts):
+        return False
+    code = parts.parts[part.info].name
+    if not code.startswith(TEXT):
+        return False
+    named = part.name.endswith("." + code.removeprefix(TEXT)) and not part.name.startswith(TEXT)
+    return bool(part.flags & _ABOUT_ANOTHER) or named

@@ -28,7 +28,6 @@ _RESERVED_INDEX = 0xFF00  # from here on a symbol's section is no section (ELF g
 _CALL = struct.Struct("<II")  # .nv.callgraph: caller, callee
 _NOBODY = 0xFFFFFF00  # ... from here on not a symbol
 _SYMBOL_OF_CODE = (1 << 24) - 1  # sh_info of a text section: its symbol, below the registers
-_ABOUT_ANOTHER = 0x40  # SHF_INFO_LINK
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,7 @@ class Writer:
         self._contents = contents
         self._parts = contents.parts.parts
         self._kept = sorted(kept)
+        self._about = {at for found in contents.about.values() for at in found}
         self._symbols = self._kept_symbols(kept)
         self._numbers = _Numbers(
             {at: number for number, at in enumerate(self._kept)},
@@ -127,11 +127,7 @@ class Writer:
             info = part.info & ~_SYMBOL_OF_CODE | symbols.get(was, 0)
         elif at == symbol_table(self._contents.parts):
             info = locals_
-        elif (
-            part.flags & _ABOUT_ANOTHER
-            and part.info in sections
-            and not part.name.startswith(".note")
-        ):
+        elif at in self._about:
             info = sections[part.info]
         if part.name == ROWS:
             data = self._rows()

@@ -35,6 +35,7 @@ from egpu.splice.sass_encoding import (
     SIZE,
     SR_CLOCK,
     SR_GLOBALTIMER,
+    TRAP,
     WAIT,
     branch,
     bytes_of,
@@ -142,7 +143,7 @@ def splice_sass(
         globals=patches(changed, shared),
         entry_sites=1 if blocks.entry else 0,
         exit_sites=work.exits,
-        uncovered=(),
+        uncovered=_uncovered(code, blocks),
         registers=work.registers,
         was_registers=target.registers,
     )
@@ -165,6 +166,12 @@ def _check_probes(probes: Sequence[DeviceCode]) -> None:
                 f"probe {code.program}: one exit probe per block in machine code",
                 needs="the warp level",
             )
+
+
+def _uncovered(code: Code, blocks: ProbeBlocks) -> tuple[str, ...]:
+    """What ends threads without an exit probe."""
+    traps = code.where(TRAP) if blocks.exit else []
+    return tuple(f"trap at {index * SIZE:#x}" for index in traps)
 
 
 def _leaves(word: int) -> bool:
@@ -288,8 +295,8 @@ class _Splice:
         self.exits = len(changed)
         probe = without_yields(block.words, self._rules)
         if Rule.OWN_UNIFORMS in self._rules:
-            renaming = free_numbers(tuple(probe), self._around)
-            probe = [renamed(word, renaming) for word in probe]
+            code_of_probe = tuple(probe)
+            probe = list(renamed(code_of_probe, free_numbers(code_of_probe, self._around)))
         for index, kind, half in start_reads(probe):
             word = probe[index]
             source = self._starts[kind] + half

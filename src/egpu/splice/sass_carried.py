@@ -57,6 +57,7 @@ def carried(words: tuple[int, ...], arch: int) -> frozenset[int]:
     return frozenset(found & varying)
 
 
+@functools.lru_cache(maxsize=256)
 def localised(words: tuple[int, ...], arch: int) -> tuple[int, ...]:
     """The same code; uniform values that live in one basic block only are kept in other registers
     than those that live across branches.
@@ -65,7 +66,8 @@ def localised(words: tuple[int, ...], arch: int) -> tuple[int, ...]:
     """
     live = _live_before(words, arch)
     begins = _block_begins(words, arch)
-    free = [pair for pair in range(URZ // 2) if not _in_use(words, pair)]
+    used = {register // 2 for word in words for register in _named(word)}
+    free = [pair for pair in range(URZ // 2) if pair not in used]
     other: dict[int, int] = {}
     found = list(words)
     for first, last, pair in _local_values(words, live, begins):
@@ -76,10 +78,6 @@ def localised(words: tuple[int, ...], arch: int) -> tuple[int, ...]:
         for at in range(first, last + 1):
             found[at] = _with_pair(found[at], pair, other[pair])
     return tuple(found)
-
-
-def _in_use(words: Sequence[int], pair: int) -> bool:
-    return any(register // 2 == pair for word in words for register in _named(word))
 
 
 def _named(word: int) -> set[int]:

@@ -70,7 +70,7 @@ def share_globals(parts: CubinParts, kernel: Kernel) -> tuple[CubinParts, tuple[
     bank = parts.find(_ADDRESSES)
     if bank is None:
         return parts, ()
-    used = _used(parts, kernel, 4)
+    used = used_constants(parts, kernel, 4)
     shared: list[_Shared] = []
     changed: dict[int, bytes] = {}
     for at in {at for at, _ in relocations_of(parts, bank)}:
@@ -100,7 +100,7 @@ def _check(parts: CubinParts, kernel: Kernel, symbols: tuple[Symbol, ...]) -> No
         symbol = symbols[each.symbol]
         if _is_variable(parts, symbol):
             raise UnsupportedError(f"{kernel.name}, whose code holds the address of {symbol.name}")
-    if _used(parts, kernel, 3) == frozenset():
+    if used_constants(parts, kernel, 3) == frozenset():
         return
     for symbol in symbols:
         if _is_variable(parts, symbol) and parts.parts[symbol.section].name == _CONSTANTS:
@@ -110,7 +110,7 @@ def _check(parts: CubinParts, kernel: Kernel, symbols: tuple[Symbol, ...]) -> No
             )
 
 
-def _used(parts: CubinParts, kernel: Kernel, bank: int) -> frozenset[int] | None:
+def used_constants(parts: CubinParts, kernel: Kernel, bank: int) -> frozenset[int] | None:
     """Offsets of 8-byte places in a constant bank that the code reads, None if any may be."""
     found: set[int] = set()
     own = parts.parts[kernel.text]

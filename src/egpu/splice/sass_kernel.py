@@ -27,6 +27,7 @@ from egpu.splice.sass_encoding import (
     SIZE,
     distance_of,
 )
+from egpu.splice.sass_globals import used_constants
 from egpu.splice.sass_uniform import Usage, usage_of
 
 _TEXT = ".text."
@@ -109,12 +110,21 @@ def _other_functions(parts: CubinParts, kernel: Kernel) -> list[int]:
 
 
 def _called(parts: CubinParts, kernel: Kernel) -> list[Symbol]:
-    """Functions outside its own section that the kernel's code or attributes name."""
+    """Functions outside its own section that the kernel's code or attributes name.
+
+    Those that are defined elsewhere are among EXTERNS; their addresses, too, lie in constant bank
+    4, in a place that the code reads through a register.
+    """
     symbols = read_symbols(parts)
     named = {each.symbol for _, each in relocations_of(parts, kernel.text)}
     bank = parts.find(".nv.constant4")
     if bank is not None:
-        named |= {each.symbol for _, each in relocations_of(parts, bank)}
+        used = used_constants(parts, kernel, 4)
+        named |= {
+            each.symbol
+            for _, each in relocations_of(parts, bank)
+            if (used is None and symbols[each.symbol].section) or (used and each.offset in used)
+        }
     for attribute in kernel.attributes:
         if attribute.code == CODES["EXTERNS"]:
             named.update(attribute.words())
@@ -126,6 +136,8 @@ def _called(parts: CubinParts, kernel: Kernel) -> list[Symbol]:
 
 
 # Code of the driver (printf, malloc): nobody has seen it.  What the ABI lets a callee use is below.
+# A failed assertion ends everything, and whatever it does to other lanes is lost with them.
+_NEVER_RETURNS = frozenset({"__assertfail"})
 _CALLEE = Usage(frozenset(range(32)), frozenset(range(4)), frozenset(range(10)))
 
 
@@ -134,7 +146,8 @@ def code_around(parts: CubinParts, kernel: Kernel, code: Code) -> Usage:
     used = [usage_of(code)]
     for at in _other_functions(parts, kernel):
         used.append(usage_of(Code.of(parts.parts[at].data)))
-    if any(each.section == 0 for each in _called(parts, kernel)):
+    foreign = {each.name for each in _called(parts, kernel) if each.section == 0}
+    if foreign - _NEVER_RETURNS:
         used.append(_CALLEE)
     return Usage(
         frozenset().union(*(each.registers for each in used)),

@@ -275,11 +275,11 @@ def _named_by(kind: int) -> _Named | None:
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """Numbers that a probe's uniform registers, predicates and barriers get."""
+    """(number, new number) of a probe's uniform registers, predicates and barriers."""
 
-    registers: Mapping[int, int]
-    predicates: Mapping[int, int]
-    barriers: Mapping[int, int]
+    registers: tuple[tuple[int, int], ...]
+    predicates: tuple[tuple[int, int], ...]
+    barriers: tuple[tuple[int, int], ...]
 
 
 def free_numbers(probe: tuple[int, ...], kernel: Usage) -> Renaming:
@@ -301,20 +301,22 @@ def free_numbers(probe: tuple[int, ...], kernel: Usage) -> Renaming:
         )
     pairs = dict(zip(wanted, reversed(free), strict=False))
     return Renaming(
-        {each: 2 * pairs[each // 2] + each % 2 for each in named},
+        tuple((each, 2 * pairs[each // 2] + each % 2) for each in sorted(named)),
         _matched("uniform predicates", own.predicates, kernel.predicates, UNIFORM_PREDICATES),
         _matched("convergence barriers", own.barriers, kernel.barriers, BARRIERS),
     )
 
 
-def _matched(what: str, wanted: frozenset[int], used: frozenset[int], count: int) -> dict[int, int]:
+def _matched(
+    what: str, wanted: frozenset[int], used: frozenset[int], count: int
+) -> tuple[tuple[int, int], ...]:
     free = [each for each in range(count) if each not in used]
     if len(free) < len(wanted):
         raise UnsupportedError(
             f"an exit probe that uses {len(wanted)} {what} in a kernel that uses {len(used)} of "
             f"{count}"
         )
-    return dict(zip(sorted(wanted), reversed(free), strict=False))
+    return tuple(zip(sorted(wanted), reversed(free), strict=False))
 
 
 @functools.lru_cache(maxsize=256)
@@ -336,19 +338,31 @@ def _unknown(word: int) -> UnsupportedError:
     return UnsupportedError(f"a probe with the instruction {OPCODE.of(word):#x}")
 
 
-def renamed(word: int, renaming: Renaming) -> int:
-    """An instruction of a probe with its new numbers."""
+@functools.lru_cache(maxsize=256)
+def renamed(words: tuple[int, ...], renaming: Renaming) -> tuple[int, ...]:
+    """A probe's code with its new numbers."""
+    registers, predicates = dict(renaming.registers), dict(renaming.predicates)
+    barriers = dict(renaming.barriers)
+    return tuple(_renamed(word, registers, predicates, barriers) for word in words)
+
+
+def _renamed(
+    word: int,
+    registers: Mapping[int, int],
+    predicates: Mapping[int, int],
+    barriers: Mapping[int, int],
+) -> int:
     fields, named = register_fields(word), predicate_fields(word)
     if fields is None or named is None:
         raise InternalError(f"an unknown instruction {OPCODE.of(word):#x} to rename")
     for at in fields:
         field = Field(at, REGISTER)
         if field.of(word) != URZ:
-            word = field.set(word, renaming.registers[field.of(word)])
+            word = field.set(word, registers[field.of(word)])
     for at in named:
         field = Field(at, 3)
         if field.of(word) != UPT:
-            word = field.set(word, renaming.predicates[field.of(word)])
+            word = field.set(word, predicates[field.of(word)])
     if OPCODE.of(word) in (BSSY, BSYNC, BREAK):
-        word = BARRIER.set(word, renaming.barriers[BARRIER.of(word)])
+        word = BARRIER.set(word, barriers[BARRIER.of(word)])
     return word

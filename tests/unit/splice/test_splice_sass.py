@@ -10,10 +10,13 @@ from egpu.bpf.program import Level
 from egpu.codegen.device_code import RelocKind
 from egpu.errors import InputError, UnsupportedError
 from egpu.image.cubin import list_cubin_kernels, open_cubin
+from egpu.image.cubin_alone import alone
+from egpu.image.cubin_contents import contents_of
 from egpu.image.cubin_edit import take_apart
 from egpu.image.cubin_kernel import open_kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE
 from egpu.splice.sass import splice_sass
+from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     BRA,
     DESTINATION,
@@ -29,6 +32,7 @@ from egpu.splice.sass_encoding import (
 from egpu.splice.sass_encoding import (
     EXIT as EXIT_OPCODE,
 )
+from egpu.splice.sass_kernel import code_around
 
 pytestmark = needs_tools
 
@@ -209,6 +213,27 @@ def test_gaps_between_parameters_are_kept():
     )
     spliced = splice_sass(original, "by_value", (value(RelocKind.PARAMETER, 3),), LAYOUT, assemble)
     assert spliced.hidden_offset % 8 == 0
+
+
+def test_traps_are_not_covered():
+    text = (
+        ".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry k() {\n"
+        ".reg .pred %q; .reg .b32 %a; mov.u32 %a, %tid.x; setp.eq.u32 %q, %a, 7; @%q trap;\nret;\n}"
+    )
+    original = assemble(text, "sm_90")
+    spliced = splice_sass(original, "k", (count(EXIT),), LAYOUT, assemble)
+    (trap,) = (line for line in disassembled(original)["k"] if line.name == "BPT.TRAP")
+    assert spliced.uncovered == (f"trap at {trap.offset:#x}",)
+    assert splice_sass(original, "k", (count(ENTRY),), LAYOUT, assemble).uncovered == ()
+
+
+@pytest.mark.parametrize(("kernel", "free"), [("asserts", True), ("prints", False)])
+def test_what_functions_of_the_driver_use(kernel, free):
+    """A failed assertion ends everything, so that nobody's uniform registers matter any more."""
+    parts = take_apart(open_cubin(alone(contents_of(open_cubin(cubin("module", "90"))), kernel)))
+    target = open_kernel(parts, kernel)
+    code = Code.of(parts.parts[target.text].data)
+    assert code_around(parts, target, code).registers.isdisjoint({0, 1}) == free
 
 
 # Refusals
