@@ -42,7 +42,32 @@ int forgets(struct egpu_ctx *ctx)
 	return v[0];
 }
 
-__u64 seen;
+static long reach(void *map, __u32 *key, __u8 *value, struct egpu_ctx **ctx)
+{
+	return value[*key & 31];
+}
+
+SEC("kprobe/*")
+int walks(struct egpu_ctx *ctx)
+{
+	bpf_for_each_map_elem(&bytes, reach, 0, 0);
+	return 0;
+}
+
+__u64 seen, total;
+
+static long add(__u32 turn, void *unused)
+{
+	__sync_fetch_and_add(&total, turn);
+	return 0;
+}
+
+SEC("kprobe/*")
+int queues(struct egpu_ctx *ctx)
+{
+	bpf_loop(6, add, 0, 0);
+	return 0;
+}
 
 SEC("kprobe/*")
 int counts(struct egpu_ctx *ctx)
@@ -80,4 +105,12 @@ def test_golden(text, capsys):
 def test_path_only_on_request(text, capsys):
     _, output = run(capsys, text[1])
     assert " ; r1=ctx" not in output
-    assert len(output.splitlines()) == 6
+    assert len(output.splitlines()) == 10
+
+
+def test_the_budget_of_one_address(text, capsys):
+    _, output = run(capsys, text[1])
+    assert "up to 6 atomics of a thread go to one address of map .bss" in output
+    assert "--atomic-budget" in output
+    _, output = run(capsys, "--atomic-budget", "6", text[1])
+    assert "one address of" not in output
