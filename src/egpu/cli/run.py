@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     help="Use twins of which fewer blocks fit on an SM (persistent kernels may hang).",
 )
 @click.option(
-    "--machine-code",
-    is_flag=True,
-    help="Experimental: also probe kernels without PTX (PyTorch, cuBLAS, Triton; see docs).",
+    "--machine-code/--no-machine-code",
+    default=None,
+    help="Experimental: probe machine code where there is some, and PTX elsewhere (see docs).",
 )
 @click.option(
     "--hash-maps",
@@ -134,7 +134,7 @@ def command(
     kernels: str,
     twin_wait: float,
     allow_occupancy_loss: bool,
-    machine_code: bool,
+    machine_code: bool | None,
     hash_maps: bool,
     pins: tuple[str, ...],
     map_deletions: bool,
@@ -170,7 +170,7 @@ def command(
         twin_wait_s=twin_wait,
         allow_occupancy_loss=allow_occupancy_loss,
         follow=not no_follow,
-        machine_code=machine_code,
+        machine_code=Options().machine_code if machine_code is None else machine_code,
         hash_maps=hash_maps,
         map_deletions=map_deletions,
         allow_control=allow_control,
