@@ -59,8 +59,9 @@ class Options:
     processes too. ``machine_code``: probe a kernel's machine code where the device runs a cubin
     of it, and PTX elsewhere, instead of PTX alone; this is an experiment (docs/machine-code.md).
     ``hash_maps``: allow hash maps on a real GPU, where they are not proven yet.
-    ``allow_control``: programs may change what the workload does (end threads). ``map_deletions``: hash maps can be deleted from by the session although no
-    program does, which costs programs a little. ``cache``: keep assembled twins on disk.
+    ``allow_control``: programs may change what the workload does (end threads).
+    ``map_deletions``: hash maps can be deleted from by the session although no program does, which
+    costs programs a little. ``cache``: keep assembled twins on disk.
     ``snapshot_period_s``: how often maps are copied to where the session reads them.
     ``thread_slots``: threads of a launch for which per-thread maps have values (None: as
     BPFTIME_MAP_GPU_THREAD_COUNT says, else 1,024); threads beyond them find no value.
