@@ -70,6 +70,7 @@ def test_another_process_reads_and_changes_a_running_session(scene, folder):
         assert session.maps["blocks"].to_dict() == blocks
         said("freeze", "blocks")
         assert "frozen" in said("set", "blocks", "5", "5", code=1)
+        assert "its keys are integers" in said("get", "factors", "first", code=2)
         assert session.maps["blocks"].frozen
         stepper.do("second 5 10")
         stepper.end(session)
@@ -108,6 +109,23 @@ def test_what_is_saved_can_be_read_and_changed(scene):
     assert "frozen" in said("delete", "b", "1", code=1)
     said("unpin", "b")
     assert "no map is pinned as b" in said("dump", "b", code=1)
+
+
+def test_global_variables(scene):
+    with start(scene, pins={".data": "data", ".bss": "zero"}) as (_, stepper):
+        said("set", "data", "step", "0x10")
+        said("set", "data", "marks", "[-4, 4]")
+        assert said("get", "data", "marks") == "[-4, 4]\n"
+        stepper.do("first 2 5")
+        assert said("get", "zero", "steps") == "160\n"
+        assert "it has step, marks" in said("get", "data", "nothing", code=2)
+        assert "is not an integer" in said("set", "data", "step", "many", code=1)
+    data = api.open_map("data")
+    assert (data["step"], data["marks"], data[0]) == (16, (-4, 4), (16, (-4, 4)))
+    data["step"] = 3
+    assert said("get", "data", "step") == "3\n"
+    with pytest.raises(KeyError, match="no variable"):
+        data["nothing"] = 3
 
 
 def test_two_contexts(scene):

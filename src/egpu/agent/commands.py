@@ -13,7 +13,7 @@ from concurrent.futures import TimeoutError as NotInTime
 from egpu.agent import channel
 from egpu.agent.peer import Peer
 from egpu.agent.protocol import CommandError, Kind, encode
-from egpu.errors import AgentError
+from egpu.errors import AgentError, InternalError
 
 OPERATE_KERNEL = "egpu_operate"
 _REASONS = {
@@ -27,7 +27,8 @@ class ArenaLink:
     """The way to one context's arenas.
 
     Every method waits until the device has done it, at most ``timeout`` seconds; AgentError if it
-    was not done (``gone`` is then True if it never will be) or not in time.
+    was not done (``gone`` is then True if it never will be) or not in time.  Call ``settle`` before
+    anything is put into the command area.
     """
 
     def __init__(self, peer: Peer, number: int, next_request: Callable[[], int]) -> None:
@@ -40,6 +41,21 @@ class ArenaLink:
     def gone(self) -> bool:
         """Whether the process has ended or closed its connection."""
         return self._peer.ended
+
+    def settle(self, timeout: float) -> None:
+        """Wait for a command that was not done in time: until then the command area is its own.
+
+        AgentError if it still is not done."""
+        if self._late is None:
+            return
+        try:
+            self._late.result(timeout)
+        except NotInTime:
+            raise AgentError(
+                f"process {self._peer.pid} still has an earlier change of its maps to make",
+                hint="a kernel that fills the GPU is perhaps in the way",
+            ) from None
+        self._late = None
 
     def write(self, size: int, timeout: float) -> None:
         """Copy the ``size`` bytes of rows in the command area (``channel.write_rows``)."""
@@ -85,7 +101,8 @@ class ArenaLink:
     def _command(
         self, timeout: float, message: Callable[[int], bytes], files: tuple[int, ...] = ()
     ) -> None:
-        self._settle(timeout)
+        if self._late is not None:
+            raise InternalError("a command was sent before the one before it was settled")
         request = self._next_request()
         answer: Future[tuple[int, int]] = Future()
         self._peer.expect(request, answer)
@@ -106,15 +123,3 @@ class ArenaLink:
             else _REASONS.get(CommandError(error), "for no known reason")
         )
         raise AgentError(f"process {self._peer.pid}: its maps were not written: {reason}")
-
-    def _settle(self, timeout: float) -> None:
-        """Wait for a command that was not done in time before: the area is still in use."""
-        if self._late is None:
-            return
-        try:
-            self._late.result(timeout)
-        except NotInTime:
-            raise AgentError(
-                f"process {self._peer.pid} still has an earlier change of its maps to make"
-            ) from None
-        self._late = None

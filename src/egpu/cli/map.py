@@ -121,7 +121,11 @@ def set_command(*, reference: str, key: str, value: str, noexist: bool, exist: b
         raise click.UsageError("--noexist and --exist exclude each other")
     flag = UpdateFlag.NOEXIST if noexist else UpdateFlag.EXIST if exist else UpdateFlag.ANY
     opened = _open(reference)
-    opened.update(_key(opened, key), _value(opened, value), flag)
+    wanted = _key(opened, key)
+    if isinstance(wanted, str) and _indexed(opened) and flag is UpdateFlag.ANY:
+        opened[wanted] = _value(opened, value)  # a global variable
+    else:
+        opened.update(wanted, _value(opened, value), flag)
 
 
 @command.command("delete")
@@ -164,7 +168,24 @@ def _open(reference: str) -> PinnedMap:
 
 
 def _key(opened: PinnedMap, text: str) -> Any:
-    return _parsed(opened.spec.btf if opened.spec.key_type else None, text, "key")
+    """The key that ``text`` says; of an array its number, or the name of a global variable."""
+    from egpu.maps.view import variable_of  # noqa: PLC0415
+
+    if not _indexed(opened):
+        return _parsed(opened.spec.btf if opened.spec.key_type else None, text, "key")
+    if _NUMBER.fullmatch(text):
+        return int(text, 0)
+    try:
+        variable_of(opened.spec, text)
+    except KeyError as error:
+        raise InputError(str(error.args[0]), usage=True) from None
+    return text
+
+
+def _indexed(opened: PinnedMap) -> bool:
+    from egpu.bpf.maptypes import traits  # noqa: PLC0415
+
+    return traits(opened.spec.type).indexed
 
 
 def _value(opened: PinnedMap, text: str) -> Any:

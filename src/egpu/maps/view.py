@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from egpu.bpf.btf import Btf, BtfKind, BtfType
+from egpu.bpf.btf import Btf, BtfKind
 from egpu.bpf.btf_encode import encode_value
 from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.program import MapSpec
@@ -165,16 +165,9 @@ class MapView(Changes, Mapping[int, object]):
         if not isinstance(key, str):
             self.update(key, value)
             return
-        name, row, btf = key, self._section(), self._spec.btf
-        assert btf is not None
-        for member in row.members:
-            variable = btf.type_at(member.type)
-            if variable.name == name:
-                where = f"{self._where()}, {name}"
-                data = encode_value(btf, variable.type, value, where)
-                self._owner().patch(member.offset, data)
-                return
-        raise self._no_variable(name, row)
+        variable = variable_of(self._spec, key)
+        data = variable.encode(value, f"{self._where()}, {key}")
+        self._owner().patch(variable.offset, data)
 
     def __len__(self) -> int:
         return self._spec.max_entries
@@ -255,28 +248,39 @@ class MapView(Changes, Mapping[int, object]):
         start = key * round_up(size, 8)
         return whole[start : start + size].ljust(size, b"\0")
 
-    def _section(self) -> BtfType:
-        """The type of a section map; KeyError if it is none."""
-        btf = self._spec.btf
-        row = btf.resolve(self._spec.value_type) if btf is not None else None
-        if row is None or row.kind is not BtfKind.DATASEC:
-            raise KeyError(f"{self._where()} holds no global variables: its keys are integers")
-        return row
-
     def _variable(self, name: str) -> object:
-        row, btf = self._section(), self._spec.btf
-        assert btf is not None
+        variable = variable_of(self._spec, name)
         value = self[0]
-        for index, member in enumerate(row.members):
-            if btf.type_at(member.type).name == name and isinstance(value, tuple):
-                return value[index]
-        raise self._no_variable(name, row)
+        assert isinstance(value, tuple)
+        return value[variable.position]
 
-    def _no_variable(self, name: str, row: BtfType) -> KeyError:
-        btf = self._spec.btf
-        assert btf is not None
-        known = ", ".join(btf.type_at(member.type).name for member in row.members)
-        return KeyError(f"{self._where()} has no variable {name}; it has {known}")
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A global variable of a section map: its place in bytes, and among the variables."""
+
+    btf: Btf
+    type: int
+    offset: int
+    position: int
+
+    def encode(self, value: object, where: str) -> bytes:
+        """The bytes of a value of it; InputError as ``encode_value``."""
+        return encode_value(self.btf, self.type, value, where)
+
+
+def variable_of(spec: MapSpec, name: str) -> Variable:
+    """The variable ``name`` of a section map; KeyError if there is none, or it is another map."""
+    btf = spec.btf
+    row = btf.resolve(spec.value_type) if btf is not None else None
+    if btf is None or row is None or row.kind is not BtfKind.DATASEC:
+        raise KeyError(f"map {spec.name} holds no global variables: its keys are integers")
+    names = [btf.type_at(member.type).name for member in row.members]
+    if name not in names:
+        raise KeyError(f"map {spec.name} has no variable {name}; it has {', '.join(names)}")
+    position = names.index(name)
+    member = row.members[position]
+    return Variable(btf, btf.type_at(member.type).type, member.offset, position)
 
 
 def sum_rows(spec: MapSpec, rows: NDArray[np.uint8]) -> bytes:

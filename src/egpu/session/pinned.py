@@ -12,6 +12,7 @@ from egpu.bpf.maptypes import traits
 from egpu.errors import AgentError, EgpuError, InputError, MapError
 from egpu.maps import Changes, Contents, UpdateFlag, Values, unpack
 from egpu.maps.contents import decode, value_of
+from egpu.maps.view import variable_of
 from egpu.session import talk
 from egpu.session.initial import InitialContents
 from egpu.session.pins import LivePin, Pins, runtime_directory
@@ -157,7 +158,20 @@ class PinnedMap(Changes, Mapping[Any, object]):
         return tuple(decode(spec, spec.value_type, value) for values in found for value in values)
 
     def __getitem__(self, key: Any) -> object:
+        if isinstance(key, str) and traits(self._spec.type).indexed:
+            variable = variable_of(self._spec, key)
+            value = self.to_dict()[0]
+            assert isinstance(value, tuple)
+            return value[variable.position]
         return self.to_dict()[key]
+
+    def __setitem__(self, key: Any, value: object) -> None:
+        if isinstance(key, str) and traits(self._spec.type).indexed:
+            variable = variable_of(self._spec, key)
+            data = variable.encode(value, f"{self._where()}, {key}")
+            self._owner_host.patch(variable.offset, data)
+        else:
+            self.update(key, value)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.to_dict())
@@ -233,7 +247,11 @@ class _Host:
         return self._rewrite(lambda contents: _deleted(contents, keys))
 
     def patch(self, offset: int, data: bytes) -> None:
-        raise InputError("is written as a whole from here", where=self._name)
+        found = self._find()
+        if isinstance(found, LivePin):
+            self._ask(found, {"do": "patch", "offset": offset, "data": data.hex()})
+        else:
+            self._rewrite(lambda contents: (_patched(contents, offset, data), []))
 
     def initial(self) -> Mapping[bytes, Values]:
         return {}
@@ -337,6 +355,15 @@ def _updated(
             results[row] = results[row] or table.update(0, key, whole, flag)
         copies.append(dict(table.of(0)))
     return replace(contents, copies=tuple(copies)), results
+
+
+def _patched(contents: Contents, offset: int, data: bytes) -> Contents:
+    copies = []
+    for copy in contents.copies:
+        table = InitialContents([contents.spec], [dict(copy)])
+        table.patch(0, offset, data)
+        copies.append(dict(table.of(0)))
+    return replace(contents, copies=tuple(copies))
 
 
 def _deleted(contents: Contents, keys: Sequence[bytes]) -> tuple[Contents, list[int]]:

@@ -142,6 +142,7 @@ class MapService:
             "read": self._read,
             "update": self._update,
             "delete": self._delete,
+            "patch": self._patch,
             "freeze": self._freeze,
             "pin": self._pin,
             "unpin": self._unpin,
@@ -191,6 +192,14 @@ class MapService:
         if any(len(key) != spec.key_size for key in keys):
             raise InputError("a key of another size", where=f"map {spec.name}")
         return {"results": self._host(request["map"]).delete(keys)}, b""
+
+    def _patch(self, request: Mapping[str, Any]) -> _Answer:
+        offset, data = int(request["offset"]), bytes.fromhex(request["data"])
+        spec = self._view(request["map"]).spec
+        if not 0 <= offset <= offset + len(data) <= spec.value_size or spec.max_entries != 1:
+            raise InputError("a part that lies outside", where=f"map {spec.name}")
+        self._host(request["map"]).patch(offset, data)
+        return {}, b""
 
     def _freeze(self, request: Mapping[str, Any]) -> _Answer:
         self._host(request["map"]).freeze()

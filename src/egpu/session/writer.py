@@ -40,6 +40,7 @@ class ArenaWriter:
     def write(self, rows: Sequence[WriteRow]) -> None:
         """Copy ``rows`` to the device arena."""
         with self._lock:
+            self._link.settle(TIMEOUT_S)
             for batch in _batches(rows):
                 self._put(0, batch)
                 self.dirty = True
@@ -56,6 +57,7 @@ class ArenaWriter:
         at_once = COMMAND_SIZE // (stride + 8)
         results: list[int] = []
         with self._lock:
+            self._link.settle(TIMEOUT_S)
             if number not in self._loaded:
                 self._link.load(number, image(), TIMEOUT_S)
                 self._loaded.add(number)
