@@ -14,7 +14,7 @@ from observing import egpu, plain, require
 
 import egpu as api
 
-AMOUNT = Amount(grid=100_000, block=96, times=30)
+AMOUNT = Amount(grid=100_000, block=96, times=300)
 
 
 def dumped(reference: str) -> tuple[dict, dict]:

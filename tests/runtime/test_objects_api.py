@@ -10,6 +10,7 @@ from test_host_maps import PROGRAM, running
 from test_runtime_cli import pytestmark
 
 import egpu
+from egpu.codegen import compile_probe
 from egpu.errors import InputError, MapError
 from egpu.session.loadable import load
 from egpu.session.stub import module_text
@@ -17,6 +18,7 @@ from egpu.session.stub import module_text
 __all__ = ["pytestmark"]
 
 FIRST, SECOND, FACTORS, PRESENT, ABSENT = range(5)
+RESERVE = 131  # bpf_ringbuf_reserve
 
 
 def test_settings_before_the_run_and_globals_during_it(tmp_path):
@@ -136,13 +138,18 @@ def test_two_objects_that_share_names(tmp_path):
         egpu.run(["true"], programs=[one, two])
 
 
-def test_constants_are_verified_and_folded():
-    """A bound that the verifier needs: the constant's value decides."""
+@pytest.mark.parametrize("on", [0, 1])
+def test_constants_decide_what_is_verified_and_compiled(on):
+    """What is behind a constant that is 0 is not there."""
     obj = egpu.Object(PROGRAM)
-    obj.rodata.keys = 7
-    spec = next(spec for spec in obj.bound().maps if spec.name == ".rodata")
-    assert spec.initial[:4] == (7).to_bytes(4, "little")
-    assert all(program.maps == obj.bound().maps for program in obj.bound().programs)
+    obj.rodata.records_on = on
+    program = obj.bound().by_name()["on_block"]
+    verified = egpu.verify(program)
+    code = compile_probe(verified, point=program.attach[0])
+    assert (RESERVE in verified.facts.helpers, "__egpu_ring_data" in code.text) == (
+        on == 1,
+        on == 1,
+    )
 
 
 def test_names_and_values_that_are_wrong():
