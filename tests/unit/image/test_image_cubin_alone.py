@@ -1,5 +1,6 @@
 """One kernel of a cubin as a cubin of its own: everything about it is there and means the same."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,22 @@ def test_the_file_is_well_formed(name, kernel):
             each.offset <= part.offset and part.offset + part.size <= each.offset + each.file_size
             for each in parts.segments
         ), part.name
+
+
+@pytest.mark.parametrize("name", CUBINS)
+def test_sections_that_are_only_named_after_their_kernel(name):
+    """cuBLAS's cubins do not flag them; those of other kernels would add to a twin's memory."""
+    whole = contents(name)
+    unflagged = replace(
+        whole.parts,
+        parts=tuple(replace(part, flags=part.flags & ~0x40) for part in whole.parts.parts),
+    )
+    again = contents_of(open_cubin(put_together(unflagged)))
+    for kernel in whole.kernels:
+        parts = take_apart(open_cubin(alone(again, kernel)))
+        flagged = take_apart(open_cubin(alone(whole, kernel)))
+        assert [part.name for part in parts.parts] == [part.name for part in flagged.parts]
+        assert [part.info for part in parts.parts] == [part.info for part in flagged.parts]
 
 
 def test_a_cubin_with_something_unknown_stays_whole():
