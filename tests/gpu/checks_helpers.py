@@ -74,4 +74,24 @@ def stackid(built: Built) -> str:
     return f"{len(report['maps']['stacks'])} stacks exact"
 
 
-CHECKS = (printk, ktime, probe_read, stackid)
+def ending(built: Built) -> str:
+    """Every third thread of one kernel ends at once; the other kernels are as they were."""
+    size, launches = 1_000_003, 3
+    workload = [str(built.demo), "--launches", str(launches), "--size", str(size), "--json"]
+    program = str(HERE / "probes" / "ending.bpf.o")
+    refused = plain(egpu("run", program, "--json", "--", *workload), timeout=120)
+    require("--allow-control" in refused.errors, f"not refused: {refused.errors[-500:]}")
+    run = plain(egpu("run", program, "--allow-control", "--json", "--", *workload), timeout=120)
+    totals, report = map(json.loads, run.output.strip().splitlines()[-2:])
+    # Elements that no thread wrote stay 0, as do those whose inputs are 0 both.
+    ended = sum(1 for i in range(0, size, 3) if i % 1000 or i % 77)
+    require(f"WRONG: {ended} values" in run.output, f"{ended} wrong expected: {run.output[:2000]}")
+    require(run.output.count(" ok\n") == len(totals["kernels"]) - 1, run.output[:2000])
+    threads = totals["kernels"]["vecadd"]["threads"]
+    third = launches * -(-(threads // launches) // 3)
+    counted = {row["key"]: row["value"] for row in report["maps"]["threads"]}
+    require(counted == {0: threads - third, 1: third}, f"{counted} of {threads}")
+    return f"{third:,} threads ended, {threads - third:,} ran"
+
+
+CHECKS = (printk, ktime, probe_read, stackid, ending)

@@ -22,9 +22,14 @@ from egpu.verifier.verified import Policy, Region
 # Linux helpers that egpu has no row for and that people will try (uapi/linux/bpf.h).
 _REFUSED: dict[int, tuple[str, str]] = {
     12:  ("bpf_tail_call: probes do not jump to other programs", "call a static function"),
+    35:  ("bpf_get_current_task: a GPU thread is no task", "use bpf_get_current_pid_tgid"),
+    67:  ("bpf_get_stack: the device has the number of a stack only", "use bpf_get_stackid"),
     25:  ("bpf_perf_event_output: there is no such buffer", "use a ring buffer"),
     93:  ("bpf_spin_lock: lanes of a warp that wait for each other never end", "use atomics"),
     94:  ("bpf_spin_unlock: lanes of a warp that wait for each other never end", "use atomics"),
+    165: ("bpf_snprintf: texts are made on the host", "use bpf_printk, or send the values"),
+    184: ("bpf_get_func_ret: kernels return nothing", "read what the kernel wrote"),
+    185: ("bpf_get_func_arg_cnt: not known before the kernel is", "use ctx->param_size"),
 }  # fmt: skip
 
 _WAITING = frozenset({93, 94})
