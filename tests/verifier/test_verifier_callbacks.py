@@ -7,6 +7,7 @@ from callback_programs import ANSWER, BODIES, NESTED, REFUSED, STOP, each, loop
 from verifier_programs import END, ENTRY, VALUE, check, refusal
 
 from egpu.bpf.asm import assemble
+from egpu.bpf.helpers import HELPERS
 from egpu.bpf.insn import program_from_code
 from egpu.bpf.interp import run
 from egpu.bpf.maptypes import MapType, table_slots, traits
@@ -131,15 +132,30 @@ def test_cost_is_entries_times_the_callback():
         over(MapType.ARRAY, 100_000)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MapType if traits(kind).storage is not None])
-def test_walks_over_each_map_type(kind):
-    """Every map type that has entries for all, and no other: by name, with what there is."""
-    if traits(kind).has_values and not traits(kind).per_thread:
+WALKED = [
+    kind
+    for kind in MapType
+    if traits(kind).hashed or (traits(kind).indexed and not traits(kind).per_thread)
+]
+
+
+def test_maps_with_entries_for_all_are_walked():
+    assert HELPERS[164].map_types == {kind.name for kind in WALKED}
+    for kind in WALKED:
         assert over(kind, 5).facts.helpers == {164}
-        return
-    sizes = {"key": 0, "value": 0} if not traits(kind).has_values else {}
+
+
+@pytest.mark.parametrize(("kind", "key", "value"), [
+    (MapType.RINGBUF, 0, 0),
+    (MapType.QUEUE, 0, 8),
+    (MapType.STACK, 0, 8),
+    (MapType.BLOOM_FILTER, 0, 8),
+    (MapType.GPU_PER_THREAD_ARRAY, 4, 8),
+    (MapType.GPU_PER_THREAD_HOST_ARRAY, 4, 8),
+])  # fmt: skip
+def test_other_maps_are_refused_by_name(kind, key, value):
     with pytest.raises(VerifierError, match=f"does not take map m of type {kind.name}; it takes"):
-        over(kind, 4096, **sizes)
+        over(kind, 4096, key=key, value=value)
 
 
 def test_what_a_callback_gets():

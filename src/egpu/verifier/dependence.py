@@ -173,11 +173,18 @@ class Dependence:
         if step.kind in _LOADS:
             return self.pointed(step, step.src) | self.bits.get(step.pc, 0)
         if step.kind is _CALL:
-            if step.src != CallSrc.LOCAL:
-                return 0
-            return self.returned[self.structure.function_of[step.target]]
+            if step.src == CallSrc.LOCAL:
+                return self.returned[self.structure.function_of[step.target]]
+            return self._called_back() if calls_back(step) else 0
         # The fetched value of a stack atomic is what was stored there.
         return self.pointed(step, step.dst)
+
+    def _called_back(self) -> int:
+        """What decides how often a helper calls back: which callback it is, is not asked."""
+        found = 0
+        for function in self.frames.callbacks:
+            found |= self.returned[function]
+        return found
 
     def _store(self, step: Step, registers: list[int]) -> None:
         # Whether the old value stays depends on what led here.
