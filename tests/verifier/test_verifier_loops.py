@@ -241,3 +241,12 @@ def test_the_way_is_shown_after_a_long_loop():
 def test_one_hint_for_bounds_from_elsewhere():
     error = refusal(whole(REFUSED["bound from the context"]))
     assert "if (n > 100) n = 100" in error.hint
+
+
+@pytest.mark.parametrize("states", [1, 2, 7, 8, 9, 12, 20])
+def test_states_that_come_back_are_found(states):
+    """However many differ before one comes back: few are compared one by one, many by a key."""
+    text = f"mov %r9, %r1\nmov %r7, 0\nloop:\nadd %r7, 1\nmod %r7, {states}\n"
+    error = refusal(text + "ldxdw %r2, [%r9+240]\njne %r2, 0, loop" + END)
+    assert "infinite loop: this instruction is reached again in the same state" in error.message
+    assert error.pc == 2
