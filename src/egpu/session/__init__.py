@@ -5,8 +5,9 @@ from egpu.session.cache import Way
 from egpu.session.explain import Explanation
 from egpu.session.links import Link
 from egpu.session.loadable import Globals, Object, ObjectProgram
+from egpu.session.map_list import ListedMap, list_maps
 from egpu.session.objects import Collection, combine
-from egpu.session.pinned import ListedMap, PinnedMap, list_maps, open_map
+from egpu.session.pinned import PinnedMap, open_map
 from egpu.session.session import Options, Session, SessionCost, run
 from egpu.session.twins import TwinReport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from egpu.bpf.maptypes import traits
@@ -14,83 +14,8 @@ from egpu.maps import Changes, Contents, UpdateFlag, Values, unpack
 from egpu.maps.contents import decode, value_of
 from egpu.maps.view import variable_of
 from egpu.session import talk
-from egpu.session.initial import InitialContents
 from egpu.session.pins import LivePin, Pins, runtime_directory
-
-
-@dataclass(frozen=True, slots=True)
-class ListedMap:
-    """A map that this user can reach.
-
-    ``reference`` is what ``open_map`` takes.  ``state``: "live" while its session runs, "saved"
-    afterwards, "stale" if the session was killed.  ``pid``: the session's process, 0 once saved.
-    """
-
-    reference: str
-    name: str
-    type: str
-    state: str
-    pid: int = 0
-    key_size: int = 0
-    value_size: int = 0
-    max_entries: int = 0
-    frozen: bool = False
-    pinned: bool = False
-
-
-def list_maps() -> list[ListedMap]:
-    """Every pinned map, and every map of a running session of this user."""
-    pins, rows = Pins(), []
-    live: list[ListedMap] = []
-    for path in sorted((runtime_directory() / "sessions").iterdir()):
-        try:
-            head, _ = talk.ask(path, {"do": "list"})
-        except AgentError:
-            continue  # it has ended, or was killed
-        for row in head["maps"]:
-            shape = {name: row[name] for name in ("key_size", "value_size", "max_entries")}
-            plain = ListedMap(
-                f"{head['pid']}:{row['name']}",
-                row["name"],
-                row["type"],
-                "live",
-                head["pid"],
-                frozen=row["frozen"],
-                **shape,
-            )
-            live.append(plain)
-            rows += [replace(plain, reference=pin, pinned=True) for pin in row["pins"]]
-    known = {row.reference for row in rows}
-    for name in pins.names():
-        if name not in known:
-            rows.append(_saved(pins, name))
-    return rows + [row for row in live if not _has_pin(row, rows)]
-
-
-def _has_pin(row: ListedMap, pinned: Sequence[ListedMap]) -> bool:
-    return any(each.pid == row.pid and each.name == row.name for each in pinned)
-
-
-def _saved(pins: Pins, name: str) -> ListedMap:
-    try:
-        found = pins.read(name)
-    except InputError:
-        return ListedMap(name, "", "", "damaged", pinned=True)
-    if isinstance(found, LivePin):
-        return ListedMap(name, found.map, "", "stale", found.pid, pinned=True)
-    spec = found.spec
-    return ListedMap(
-        name,
-        spec.name,
-        spec.type.name,
-        "saved",
-        0,
-        spec.key_size,
-        spec.value_size,
-        spec.max_entries,
-        found.frozen,
-        pinned=True,
-    )
+from egpu.session.saved import deleted, patched, updated
 
 
 class PinnedMap(Changes, Mapping[Any, object]):
@@ -236,7 +161,7 @@ class _Host:
             wanted = [[key.hex(), [value.hex() for value in values]] for key, values in rows]
             head, _ = self._ask(found, {"do": "update", "rows": wanted, "flag": int(flag)})
             return [int(number) for number in head["results"]]
-        return self._rewrite(lambda contents: _updated(contents, rows, flag))
+        return self._rewrite(lambda contents: updated(contents, rows, flag))
 
     def delete(self, keys: Sequence[bytes]) -> list[int]:
         found = self._find()
@@ -244,14 +169,14 @@ class _Host:
             wanted = [key.hex() for key in keys]
             head, _ = self._ask(found, {"do": "delete", "keys": wanted})
             return [int(number) for number in head["results"]]
-        return self._rewrite(lambda contents: _deleted(contents, keys))
+        return self._rewrite(lambda contents: deleted(contents, keys))
 
     def patch(self, offset: int, data: bytes) -> None:
         found = self._find()
         if isinstance(found, LivePin):
             self._ask(found, {"do": "patch", "offset": offset, "data": data.hex()})
         else:
-            self._rewrite(lambda contents: (_patched(contents, offset, data), []))
+            self._rewrite(lambda contents: (patched(contents, offset, data), []))
 
     def initial(self) -> Mapping[bytes, Values]:
         return {}
@@ -334,43 +259,3 @@ def _received(told: Mapping[str, Any]) -> EgpuError:
     if told.get("kind") == "InputError":
         return InputError(message, hint=hint)
     return AgentError(message, hint=hint)
-
-
-def _updated(
-    contents: Contents, rows: Sequence[tuple[bytes, Values]], flag: UpdateFlag
-) -> tuple[Contents, list[int]]:
-    spec, kind = contents.spec, traits(contents.spec.type)
-    copies, results = [], [0] * len(rows)
-    for number, copy in enumerate(contents.copies):
-        slots = max((len(values) for values in copy.values()), default=1)
-        table = InitialContents([spec], [dict(copy)])
-        for row, (key, values) in enumerate(rows):
-            whole = values
-            if kind.per_sm and len(values) == 1:
-                zero = bytes(spec.value_size)
-                first = zero if number and kind.indexed else values[0]
-                whole = (first, *[zero] * (slots - 1))
-            if len(whole) != slots and not (kind.hashed and not copy):
-                raise InputError(f"{len(values)} values, {slots} wanted", where=f"map {spec.name}")
-            results[row] = results[row] or table.update(0, key, whole, flag)
-        copies.append(dict(table.of(0)))
-    return replace(contents, copies=tuple(copies)), results
-
-
-def _patched(contents: Contents, offset: int, data: bytes) -> Contents:
-    copies = []
-    for copy in contents.copies:
-        table = InitialContents([contents.spec], [dict(copy)])
-        table.patch(0, offset, data)
-        copies.append(dict(table.of(0)))
-    return replace(contents, copies=tuple(copies))
-
-
-def _deleted(contents: Contents, keys: Sequence[bytes]) -> tuple[Contents, list[int]]:
-    copies, results = [], [0] * len(keys)
-    for copy in contents.copies:
-        table = InitialContents([contents.spec], [dict(copy)])
-        for row, key in enumerate(keys):
-            results[row] = results[row] or table.delete(0, key)
-        copies.append(dict(table.of(0)))
-    return replace(contents, copies=tuple(copies)), results
