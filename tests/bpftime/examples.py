@@ -247,6 +247,18 @@ def errors(example: Example, ran: Ran) -> None:
     assert rows == {key: (key, key + 1, key + 2) for key in range(5)}
 
 
+def enders(example: Example, ran: Ran) -> None:
+    blocks, width = example.grid[0], example.block[0]
+    ended = blocks * (width // 2)  # the odd ones: their sums stay 0
+    assert f"zero={ended} wrong={ended}" in ran.output, ran.output
+    left = (example.threads - ended) * example.launches
+    assert [values(ran, "seen")[key] for key in range(3)] == [
+        example.threads * example.launches,
+        left,
+        left,
+    ]
+
+
 def shared(example: Example, ran: Ran) -> None:
     right_sums(example, ran)
     assert values(ran, "call_count")[0] == example.threads * example.launches
@@ -283,6 +295,7 @@ EXAMPLES = (
     Example(18, "llama", "rms", (6, 1, 1), (96, 1, 1), threadhist),
     Example(19, "pytorch", "sort", (4, 1, 1), (32, 1, 1), threadhist),
     Example(0, "errors", _ADD, _ONE, _TEN, errors, launches=1, slots=7, needs=_HASH),
+    Example(0, "enders", _ADD, (5, 1, 1), (66, 1, 1), enders, needs=("--allow-control",)),
     Example(0, "traced", "traced", (3, 1, 1), (33, 1, 1), traced, needs=_HASH,
             large=Size((1000, 1, 1), (33, 1, 1))),
     Example(0, "traced", "ragged", (2, 3, 2), (5, 7, 3), ragged, needs=_HASH,

@@ -4,7 +4,8 @@
  *                   [--ring MAP] [--perf MAP] [--delete MAP KEY] [--fill MAP COUNT VALUE]
  *
  * KEY and VALUE are numbers of the map's sizes.  --set writes before, --later after attaching,
- * --during (like --later) about two seconds later; --delete deletes just before that, and again after.
+ * --during (like --later) as soon as key 0 of the first map so named has changed; --delete deletes
+ * just before that, and again after.
  * Attaches all but uprobes, with --uprobe PATH:OFFSET these too; with --no-attach it ends instead.
  * Runs until SIGINT; then prints each map as `MAP KEY VALUE` in hexadecimal bytes, each record as
  * `MAP record VALUE` when it comes.  It knows nothing of egpu.  The prototypes stand here so that
@@ -19,7 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 struct bpf_object;
@@ -165,6 +165,15 @@ static bool attach_uprobe(const struct bpf_program *program, const char *place, 
            NULL;
 }
 
+/* The value at key 0. */
+static uint64_t first_of(const struct bpf_object *object, const char *name)
+{
+    uint32_t key = 0;
+    uint64_t value[512] = {0};
+    bpf_map_lookup_elem(bpf_map__fd(map_named(object, name)), &key, value);
+    return value[0];
+}
+
 static size_t values_of(const struct bpf_map *map)
 {
     const char *count = getenv("BPFTIME_MAP_GPU_THREAD_COUNT");
@@ -269,10 +278,11 @@ int main(int count, char **words)
                                         (void *)(uintptr_t)perf, NULL);
     if ((ring != NULL && records == NULL) || (perf != NULL && samples == NULL))
         return 1;
-    time_t start = time(NULL);
-    bool during = false;
+    const char *watched = ring_of(count, words, "--during");
+    uint64_t before = watched == NULL ? 0 : first_of(object, watched);
+    bool during = watched == NULL;
     while (!ended) {
-        if (!during && time(NULL) >= start + 2) {
+        if (!during && first_of(object, watched) != before) {
             during = true;
             changes(object, count, words, "--delete");
             changes(object, count, words, "--during");
