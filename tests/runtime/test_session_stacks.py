@@ -6,6 +6,8 @@ import sys
 import pytest
 from test_runtime_cli import DEMO, ROOT, egpu, pytestmark, workload
 
+from egpu import Object
+from egpu.errors import InputError
 from egpu.session import Options, run
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
@@ -35,6 +37,16 @@ def test_frames_have_their_places():
             assert all(frame.offset > 0 for frame in frames)
         with pytest.raises(KeyError):
             view[max(view) + 1]
+
+
+def test_an_object_has_stacks_while_it_runs():
+    obj = Object(PROGRAM)
+    with pytest.raises(InputError, match="there are stacks while its object runs"):
+        obj.maps["stacks"]
+    with run([str(DEMO / "demo")], programs=obj, options=Options(simulated=True)) as session:
+        session.wait()
+        assert dict(obj.maps["stacks"]) == dict(session.maps["stacks"])
+        assert len(obj.maps["stacks"]) == 5
 
 
 def test_children_have_numbers_of_their_own():

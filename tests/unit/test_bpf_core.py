@@ -8,10 +8,12 @@ import pytest
 from test_bpf_btf import K, Writer
 from test_bpf_object import builder, compile_text
 
+from egpu import Object
 from egpu.bpf.asm import disassemble
 from egpu.bpf.btf import Btf
 from egpu.bpf.core_spec import essential
 from egpu.bpf.core_target import CoreTarget, context_target
+from egpu.bpf.core_types import Matcher
 from egpu.bpf.insn import decode, encode
 from egpu.bpf.interp import run
 from egpu.bpf.object import read_object
@@ -247,3 +249,36 @@ def test_files_without_types(content, tmp_path):
 def test_a_missing_file():
     with pytest.raises(InputError, match="No such file"):
         kernel_types(Path("/nonexistent/btf"))()
+
+
+def test_types_that_nest_in_themselves_end():
+    """No compiler makes them; nameless members would be searched for ever."""
+    w = Writer()
+    here = w.count + 1
+    w.struct("", 8, *[("", here, 0)] * 8, kind=K.UNION)
+    w.struct("task_struct", 8, *[("", here, 0)] * 8, kind=K.STRUCT)
+    obj = load(w)
+    assert any("no struct task_struct.pid" in text for text in obj.programs[0].missing)
+
+
+def test_matching_of_types_that_nest_deep_ends():
+    one, other = Writer(), Writer()
+    for w in (one, other):
+        inner = w.integer("int", 4, 1)
+        for depth in range(30):
+            members = [(f"m{place}", inner, 0) for place in range(6)]
+            inner = w.struct(f"level{depth}", 4, *members)
+    assert Matcher(one.btf(), other.btf()).matches(inner, inner)
+
+
+def test_an_object_takes_a_file_of_types(tmp_path):
+    """The Python interface's --btf."""
+    w = types()
+    path = tmp_path / "kernel.btf"
+    header = struct.pack(
+        "<HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(w.types), len(w.types), len(w.strings)
+    )
+    path.write_bytes(header + w.types + w.strings)
+    assert [program.name for program in load(w).programs] == list(Object(CORE, btf=path).programs)
+    with pytest.raises(InputError, match="nothing"):
+        Object(CORE, btf=tmp_path / "nothing")

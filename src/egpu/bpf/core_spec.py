@@ -147,7 +147,7 @@ def match_field(local: Spec, btf: Btf, candidate: int) -> Spec | None:
         row = btf.resolve(type_id)
         if step.name:
             member = local.btf.type_at(step.type).members[step.index]
-            found = _member(local.btf, member, btf, row, MAX_DEPTH)
+            found = _member(local.btf, member, btf, row, set())
             if found is None:
                 return None
             access, extra = found
@@ -166,14 +166,18 @@ def match_field(local: Spec, btf: Btf, candidate: int) -> Spec | None:
 
 
 def _member(
-    local: Btf, wanted: BtfMember, btf: Btf, row: BtfType, depth: int
+    local: Btf, wanted: BtfMember, btf: Btf, row: BtfType, seen: set[int]
 ) -> tuple[Access, int] | None:
-    """The member called as ``wanted``, members of nameless members included: (access, bits)."""
-    if row.kind not in COMPOSITE or not depth:
+    """The member called as ``wanted``, members of nameless members included: (access, bits).
+
+    ``seen`` are types without such a member: each is looked at once, however they nest.
+    """
+    if row.kind not in COMPOSITE or row.id in seen:
         return None
+    seen.add(row.id)
     for number, member in enumerate(row.members):
         if not member.name:
-            inner = _member(local, wanted, btf, btf.resolve(member.type), depth - 1)
+            inner = _member(local, wanted, btf, btf.resolve(member.type), seen)
             if inner is not None:
                 return inner[0], inner[1] + member.offset
         elif member.name == wanted.name:

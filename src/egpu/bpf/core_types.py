@@ -40,6 +40,8 @@ class Matcher:
     def __init__(self, local: Btf, btf: Btf) -> None:
         self._local = local
         self._btf = btf
+        # Pairs that were compared; one that is being compared holds itself, which no type can.
+        self._known: dict[tuple[int, int, bool], bool] = {}
 
     def matches(self, local_id: int, type_id: int) -> bool:
         """Whether every member, enumerator and parameter has its like; names count.
@@ -49,6 +51,13 @@ class Matcher:
         return self._matches(local_id, type_id, False, _DEPTH)
 
     def _matches(self, local_id: int, type_id: int, pointed_at: bool, depth: int) -> bool:
+        key = local_id, type_id, pointed_at
+        if key not in self._known:
+            self._known[key] = False
+            self._known[key] = self._compare(local_id, type_id, pointed_at, depth)
+        return self._known[key]
+
+    def _compare(self, local_id: int, type_id: int, pointed_at: bool, depth: int) -> bool:
         one, other = self._local.resolve(local_id), self._btf.resolve(type_id)
         if not depth or essential(one.name) != essential(other.name):
             return False

@@ -112,7 +112,8 @@ class ObjectProgram:
 class Object:
     """The programs, maps and global variables of an object file.
 
-    ``source`` is its path, or what ``read_object`` gave.  What is set in ``maps``, ``data``,
+    ``source`` is its path, or what ``read_object`` gave; ``btf`` a file with the kernel types that
+    it is fitted to (default: those of the running kernel).  What is set in ``maps``, ``data``,
     ``bss`` and ``rodata`` before ``egpu.run(argv, programs=object)`` is there before the first
     probed launch (``.rodata`` when programs are verified and compiled).  While the session is open
     they are the session's own; once it is closed they show again what the next run begins with.
@@ -128,10 +129,18 @@ class Object:
     SHA256: ClassVar[str] = ""
     RECORDS: ClassVar[Mapping[tuple[str, tuple[str, ...]], Callable[..., object]]] = {}
 
-    def __init__(self, source: str | Path | bpf.Object | None = None) -> None:
+    def __init__(
+        self,
+        source: str | Path | bpf.Object | None = None,
+        *,
+        btf: str | Path | None = None,
+    ) -> None:
         if source is None:
             source = self._beside_module()
-        self._spec = source if isinstance(source, bpf.Object) else load(source, self.SHA256)
+        if isinstance(source, bpf.Object):
+            self._spec = source
+        else:
+            self._spec = load(source, self.SHA256, btf=btf)
         for spec in self._spec.maps if self.RECORDS else ():
             if spec.btf is not None:
                 spec.btf.records = self.RECORDS
@@ -255,12 +264,12 @@ class Object:
     def view(self, index: int) -> View:
         """The view of a map, which follows the object into and out of sessions."""
         spec = self._spec.maps[index]
-        if traits(spec.type).storage is Storage.RING:
+        storage = traits(spec.type).storage
+        if storage in (Storage.RING, Storage.STACKS):
             session = self.session
             if session is None:
-                raise InputError(
-                    "a ring has records while its object runs", where=f"map {spec.name}"
-                )
+                held = "a ring has records" if storage is Storage.RING else "there are stacks"
+                raise InputError(f"{held} while its object runs", where=f"map {spec.name}")
             return session.maps[tuple(session.maps)[self._base + index]]
         if traits(spec.type).storage is Storage.MAPS:
             return OuterView(spec, tuple(each.name for each in self._spec.maps))
@@ -286,9 +295,10 @@ class Object:
         return (self._arenas, 0) if session is None else (session.arenas, self._base)
 
 
-def load(source: str | Path, sha256: str = "") -> bpf.Object:
-    """Read an object file; InputError that names it if it cannot be read, or has another digest
-    than ``sha256``."""
+def load(source: str | Path, sha256: str = "", *, btf: str | Path | None = None) -> bpf.Object:
+    """Read an object file, its CO-RE relocations solved by the types of ``btf`` or else of the
+    running kernel; InputError that names it if it cannot be read, or has another digest than
+    ``sha256``."""
     path = Path(source)
     try:
         data = path.read_bytes()
@@ -300,7 +310,8 @@ def load(source: str | Path, sha256: str = "") -> bpf.Object:
             where=str(path),
             hint="run `egpu gen` again",
         )
-    return read_object(data, path.name, kernel=kernel_types())
+    kernel = kernel_types(None if btf is None else Path(btf))
+    return read_object(data, path.name, kernel=kernel)
 
 
 class _ObjectMaps(Mapping[str, View]):
