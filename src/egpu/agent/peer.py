@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import socket
@@ -58,6 +59,9 @@ def resident_of(word: int) -> Resident | None:
     return Resident(threads, shared, before=word >> 48 & 0xFF, after=word >> 56)
 
 
+_CONNECTIONS = itertools.count(1)
+
+
 class Peer:
     """Connection, stats memory and images of one process.  Not for use outside the server."""
 
@@ -75,6 +79,7 @@ class Peer:
         self.stacks: dict[int, tuple[CallFrame, ...]] = {}
         self._code = CodePlaces(pid)
         self._images: dict[int, bytes] = {}
+        self._number = next(_CONNECTIONS)
         self._lock = threading.Lock()
         self._size = wire.STATS_HEADER_SIZE + wire.STATS_SLOTS * wire.STATS_SLOT_SIZE
         self._stats_lock = threading.Lock()
@@ -170,6 +175,7 @@ class Peer:
             slot=slot,
             source=packet.text("path"),
             captured=packet.fields["captured"] != 0,
+            connection=self._number,
             image=self.image_reader(packet),
         )
 

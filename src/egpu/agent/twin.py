@@ -35,7 +35,8 @@ class KernelSeen:
     ``image()`` gives the bytes of the image that holds it; AgentError when the agent could not see
     it being loaded, or the bytes are no longer there.  ``module`` is a number of the image within
     the process, ``source`` the file it lies in or ""; ``slot`` is the kernel's place in the
-    process's stats.  ``captured``: the twin is for launches recorded into graphs.
+    process's stats.  ``captured``: the twin is for launches recorded into graphs.  ``connection``
+    tells programs apart that have one pid after the other (exec).
     """
 
     pid: int
@@ -45,6 +46,7 @@ class KernelSeen:
     slot: int
     source: str = ""
     captured: bool = False
+    connection: int = 0
     image: Callable[[], bytes] = field(compare=False, kw_only=True)
 
 

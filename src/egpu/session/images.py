@@ -38,14 +38,14 @@ class OpenedImages:
     """Images of the workload's processes, with what was read out of them; not thread-safe."""
 
     def __init__(self) -> None:
-        self._images: OrderedDict[tuple[int, int, str], Image] = OrderedDict()
+        self._images: OrderedDict[tuple[int, int, int, str], Image] = OrderedDict()
         self._modules: OrderedDict[tuple[str, int], Module] = OrderedDict()
         self._cubins: OrderedDict[tuple[str, int], Contents] = OrderedDict()
 
     def image(self, seen: KernelSeen) -> Image:
         """The image that holds a kernel; AgentError when it cannot be read any more, InputError
         when it is malformed."""
-        key = (seen.pid, seen.module, seen.source)
+        key = (seen.pid, seen.connection, seen.module, seen.source)
         return _kept(self._images, key, _IMAGES, lambda: open_image(seen.image()))
 
     def forget(self, pid: int) -> None:
