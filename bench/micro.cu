@@ -25,7 +25,7 @@
 #define KERNELS(X)                                                                                 \
   X(baseline) X(control) X(empty) X(entry) X(exit_only) X(both) X(ring_output) X(globaltimer)      \
   X(array_update) X(array_lookup) X(hash_update) X(hash_lookup) X(hash_delete) X(per_thread_lookup) \
-  X(gpu_array_update) X(gpu_array_lookup)
+  X(gpu_array_update) X(gpu_array_lookup) X(shared_array_update) X(shared_array_lookup) X(memtrace)
 KERNELS(KERNEL)
 
 struct Kernel {

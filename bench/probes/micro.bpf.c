@@ -24,6 +24,7 @@ MAP(array_map, BPF_MAP_TYPE_ARRAY, 1024);
 MAP(hash_map, BPF_MAP_TYPE_HASH, 1024);
 MAP(call_count, BPF_MAP_TYPE_GPU_PER_THREAD_ARRAY, 1);
 MAP(gpu_counter, BPF_MAP_TYPE_GPU_ARRAY, 4);
+MAP(shared_counter, BPF_MAP_TYPE_GPU_KERNEL_SHARED_ARRAY, 4);
 
 #define PROBE(section, name) \
 	SEC(section)         \
@@ -133,5 +134,28 @@ PROBE("kretprobe/gpu_array_lookup", gpu_array_lookup)
 		bpf_gpu_membar(); /* so that the value is wanted */
 	return 0;
 }
+
+PROBE("kretprobe/shared_array_update", shared_array_update)
+{
+	__u32 key = 0;
+	__u64 *value = bpf_map_lookup_elem(&shared_counter, &key), next = c->launch_id;
+
+	if (value)
+		bpf_map_update_elem(&shared_counter, &key, &next, BPF_ANY);
+	return 0;
+}
+
+PROBE("kretprobe/shared_array_lookup", shared_array_lookup)
+{
+	__u32 key = 1;
+	__u64 *value = bpf_map_lookup_elem(&shared_counter, &key);
+
+	if (value && *value == ~0ull)
+		bpf_gpu_membar();
+	return 0;
+}
+
+PROBE("insn/load/memtrace", memtrace_load) { return 0; }
+PROBE("insn/store/memtrace", memtrace_store) { return 0; }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

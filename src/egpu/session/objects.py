@@ -87,13 +87,20 @@ def combine(objects: Sequence[Object]) -> Collection:
     return Collection(tuple(programs), maps, _map_names(objects, maps), _link_names(objects))
 
 
+_RUNNERS = {
+    AttachKind.EXECUTOR: "egpu run-on-gpu, or egpu exec",
+    AttachKind.HOST_ENTRY: "its loader (egpu run --loader), for which Linux runs uprobes",
+    AttachKind.HOST_EXIT: "its loader (egpu run --loader), for which Linux runs uprobes",
+}
+
+
 def _refuse_other_kinds(obj: Object, program: Program) -> None:
     for point in program.attach:
         if point.kind not in _PROBED:
             raise UnsupportedError(
                 f'{obj.name}: program {program.name}: attach point "{program.section}" '
                 f"({point.kind.value})",
-                needs="a kprobe/, kretprobe/ or insn/ section; other kinds have no runner yet",
+                needs=_RUNNERS.get(point.kind, "a kprobe/, kretprobe/ or insn/ section"),
             )
 
 
