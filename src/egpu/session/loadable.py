@@ -230,9 +230,9 @@ class Object:
     def prepare(self, arenas: Arenas, base: int) -> None:
         """Hand what was set in maps to a session's arenas, where they begin at index ``base``."""
         for index, spec in enumerate(self._spec.maps):
-            for key, values in self._arenas.initial.of(index).items():
-                if not spec.read_only:
-                    HostMap(arenas, base + index).update([(key, values)], UpdateFlag.ANY)
+            rows = list(self._arenas.initial.of(index).items())
+            if rows and not spec.read_only:
+                HostMap(arenas, base + index).update(rows, UpdateFlag.ANY)
         arenas.frozen |= {base + index for index in self._arenas.frozen}
 
     def bind(self, session: Session, base: int, links: Sequence[str]) -> None:
