@@ -11,7 +11,6 @@ from egpu.codegen.rounds import Rounds
 
 _E2BIG = -7
 _ENTERING = 1 << 32  # one more, in the word of ``count`` and ``entering``
-_EVICTED = -1  # an entry's place in the map is now one of ``entering``
 
 
 def store_value(key: HashKey, slot: str, source: Place) -> None:
@@ -24,32 +23,82 @@ def store_value(key: HashKey, slot: str, source: Place) -> None:
     key.body.store("i64", word, GLOBAL, key.body.pointer(key.value(slot)), 8)
 
 
-def insert(key: HashKey, rounds: Rounds, source: Place) -> None:
-    """The part of a round in which the key is not there: give 0 or -E2BIG, or go on."""
+def new_debt(key: HashKey) -> str:
+    """A variable for the slot of an entry that made an LRU map one too large, 0 so far."""
+    owing = key.body.variable(key.body.fresh("owing"), "i64")
+    key.body.store("i64", "0", "ptr", owing, 8)
+    return owing
+
+
+def pay(key: HashKey, rounds: Rounds, owing: str) -> None:
+    """If an entry is owed, free another one and give 0, or go to the next round."""
     body = key.body
-    no_room = body.fresh("no_room")
+    own = body.load("i64", "ptr", owing, 8)
+    owes, nothing, freed = body.fresh("owes"), body.fresh("nothing"), body.fresh("freed")
+    body.branch_if(body.compare("ne", "i64", own, "0"), owes, nothing)
+    body.label(owes)
+    body.branch_if(key.evict(rounds.number(), own), freed, rounds.latch)
+    body.label(freed)
+    key.count("count", -1)
+    key.count("evicted", 1)
+    _end(key)
+    rounds.give("0")
+    body.label(nothing)
+
+
+def insert(key: HashKey, rounds: Rounds, source: Place, owing: str) -> None:
+    """The part of a round in which the key is not there: give 0 or -E2BIG, or go on.  ``owing`` is
+    the variable of ``pay``."""
+    body = key.body
+    no_room, withdraw = body.fresh("no_room"), body.fresh("withdraw")
     if key.evicts:
         _make_slot(key, rounds, no_room)
     else:
         _check_room(key, rounds, no_room)
     _elect(key, rounds)
+    _begin(key, rounds)
     slot, distance, claimed = key.claim()
     got, none = body.fresh("got"), body.fresh("none")
     body.branch_if(body.compare("ne", "i64", slot, "0"), got, none)
     body.label(none)
+    _end(key)
     rounds.again_unless(body.compare("eq", "i64", distance, "0"))
     body.branch(no_room)
     body.label(got)
-    withdraw = body.fresh("withdraw")
-    _reserve(key, rounds, withdraw)
+    if not key.evicts:
+        _reserve(key, withdraw)
     _write(key, slot, distance, source)
     step = body.add(claimed, HASH_ENTERING - HASH_CLAIMED)
     body.call_void("egpu.release_gpu", f"i64 {slot}", f"i64 {step}")
     body.call_void("egpu.fence_gpu")
-    _enter(key, rounds, (slot, step), withdraw)
+    _enter(key, rounds, (slot, step), (withdraw, owing))
     body.label(withdraw)
     body.call_void("egpu.release_gpu", f"i64 {slot}", f"i64 {key.freed(claimed)}")
+    _end(key)
     rounds.again()
+
+
+def _begin(key: HashKey, rounds: Rounds) -> None:
+    """Of an LRU map, let no more insertions claim slots than there are entries: most would find
+    nothing to evict, and claimed slots make ways long."""
+    if not key.evicts:
+        return
+    body, most = key.body, str(key.spec.max_entries)
+    claiming = key.counter("claiming")
+    seen = body.call("i64", "egpu.load_gpu", f"i64 {claiming}")
+    rounds.again_unless(body.compare("ult", "i64", seen, most))
+    old = body.call("i64", "egpu.fetch_add_gpu", f"i64 {claiming}", "i64 1")
+    go, stop = body.fresh("go"), body.fresh("stop")
+    body.branch_if(body.compare("ult", "i64", old, most), go, stop)
+    body.label(stop)
+    key.count("claiming", -1)
+    rounds.again()
+    body.label(go)
+
+
+def _end(key: HashKey) -> None:
+    if key.evicts:
+        key.count("claiming", -1)
 
 
 def _room(key: HashKey, word: str) -> tuple[str, str]:
@@ -88,7 +137,7 @@ def _make_slot(key: HashKey, rounds: Rounds, no_room: str) -> None:
     room, freed = body.fresh("room"), body.fresh("freed")
     body.branch(room)
     body.label(no_room)
-    body.branch_if(key.evict("0"), freed, rounds.latch)
+    body.branch_if(key.evict("0", "0"), freed, rounds.latch)
     body.label(freed)
     key.count("count", -1)
     key.count("evicted", 1)
@@ -106,26 +155,14 @@ def _elect(key: HashKey, rounds: Rounds) -> None:
     rounds.again_unless(body.compare("eq", "i32", before, "0"))
 
 
-def _reserve(key: HashKey, rounds: Rounds, withdraw: str) -> None:
+def _reserve(key: HashKey, withdraw: str) -> None:
     """Take a place in the map, or go to ``withdraw``."""
     body = key.body
     count = key.counter("count")
     word = body.call("i64", "egpu.fetch_add_gpu", f"i64 {count}", f"i64 {_ENTERING}")
-    full, crowded = _room(key, word)
+    _, crowded = _room(key, word)
     undo, ready = body.fresh("undo"), body.fresh("ready")
-    if key.evicts:
-        ask, evict, freed = body.fresh("ask"), body.fresh("evict"), body.fresh("freed")
-        body.branch_if(crowded, ask, ready)
-        body.label(ask)
-        body.branch_if(full, evict, undo)
-        body.label(evict)
-        body.branch_if(key.evict(rounds.number()), freed, undo)
-        body.label(freed)
-        key.count("count", _EVICTED)
-        key.count("evicted", 1)
-        body.branch(ready)
-    else:
-        body.branch_if(crowded, undo, ready)
+    body.branch_if(crowded, undo, ready)
     body.label(undo)
     key.count("count", -_ENTERING)
     body.branch(withdraw)
@@ -150,11 +187,13 @@ def _write(key: HashKey, slot: str, distance: str, source: Place) -> None:
     store_value(key, slot, source)
 
 
-def _enter(key: HashKey, rounds: Rounds, place: tuple[str, str], withdraw: str) -> None:
+def _enter(key: HashKey, rounds: Rounds, held: tuple[str, str], where: tuple[str, str]) -> None:
     """Make a slot, given with its word, an entry and give 0; or give its place in the map back and
-    go to ``withdraw``."""
+    go to the first of ``where``; the second is the variable for what an LRU map owes then."""
     body = key.body
-    slot, entering = place
+    slot, entering = held
+    withdraw, owing = where
+    count = f"i64 {key.counter('count')}"
     alone, won, lost = body.fresh("alone"), body.fresh("won"), body.fresh("lost")
     body.branch_if(key.settle(slot), alone, lost)
     body.label(alone)
@@ -162,9 +201,28 @@ def _enter(key: HashKey, rounds: Rounds, place: tuple[str, str], withdraw: str) 
     old = body.call("i64", "egpu.swap_gpu", f"i64 {slot}", f"i64 {entering}", f"i64 {entry}")
     body.branch_if(body.compare("eq", "i64", old, entering), won, lost)
     body.label(won)
-    count = key.counter("count")
-    body.call_void("egpu.add_release_gpu", f"i64 {count}", f"i64 {1 - _ENTERING}")
+    if key.evicts:
+        _count_entry(key, rounds, slot, owing)
+        body.label(lost)
+        body.branch(withdraw)
+        return
+    body.call_void("egpu.add_release_gpu", count, f"i64 {1 - _ENTERING}")
     rounds.give("0")
     body.label(lost)
-    key.count("count", -_ENTERING)
+    body.call_void("egpu.add_gpu", count, f"i64 {-_ENTERING}")
     body.branch(withdraw)
+
+
+def _count_entry(key: HashKey, rounds: Rounds, slot: str, owing: str) -> None:
+    """Count a new entry of an LRU map: give 0, or owe one from the next round on."""
+    body = key.body
+    word = body.call("i64", "egpu.fetch_add_gpu", f"i64 {key.counter('count')}", "i64 1")
+    full, _ = _room(key, word)
+    owe, done = body.fresh("owe"), body.fresh("done")
+    body.branch_if(full, owe, done)
+    body.label(owe)
+    body.store("i64", slot, "ptr", owing, 8)
+    rounds.restart()
+    body.label(done)
+    _end(key)
+    rounds.give("0")

@@ -111,9 +111,10 @@ class HashKey:
             *self._key(),
         )
 
-    def evict(self, tries: str) -> str:
-        """Whether an entry was freed (i1): at first the least recently used of the key's window; in
-        later rounds that of a few slots somewhere, since others are after the same."""
+    def evict(self, tries: str, own: str) -> str:
+        """Whether an entry other than that in slot ``own`` was freed (i1): at first the least
+        recently used of the key's window; in later rounds that of a few slots somewhere, since
+        others are after the same."""
         body = self.body
         name = self._function("evict", evict_function("NAME", self.shape))
         again = body.compare("ne", "i64", tries, "0")
@@ -122,7 +123,14 @@ class HashKey:
         place = body.binary("add", "i64", self.hash, far)
         place = body.select(again, "i64", place, self.hash)
         count = body.select(again, "i64", str(_NEARBY), str(HASH_WINDOW))
-        return body.call("i1", name, f"i64 {self.memory.table}", f"i64 {place}", f"i64 {count}")
+        return body.call(
+            "i1",
+            name,
+            f"i64 {self.memory.table}",
+            f"i64 {place}",
+            f"i64 {count}",
+            f"i64 {own}",
+        )
 
     def value(self, slot: str) -> str:
         """The address of the value of the entry in ``slot``; of this SM's for per-SM maps."""

@@ -17,7 +17,9 @@ Inserting (``egpu.codegen.hash_insert``):
 2. Claim the first FREE slot (FREE to CLAIMED by compare-and-swap).  Threads with the same key meet
    at the same slot as a rule; who finds the bits of its hash in a slot that is being filled tries
    again later.
-3. Reserve a place; an LRU map that is full frees an entry for it.
+3. Reserve a place.  LRU maps reserve none: whoever finds, after step 6, that the map was full
+   frees another entry then.  So nothing goes for a key that is there, or while there is room; for
+   moments there are more entries than the maximum, which is half of the slots.
 4. Raise the home word to this slot, write key and value, make the slot ENTERING, fence (fence.sc).
 5. Look at all other slots up to the home word.  Withdraw if the key is FULL in one, or ENTERING in
    one nearer to home; undo it (ENTERING to CLAIMED) where it is ENTERING farther from home.
@@ -44,7 +46,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from egpu.codegen.arena import HASH_SLOT
-from egpu.codegen.hash_insert import insert, store_value
+from egpu.codegen.hash_insert import insert, new_debt, pay, store_value
 from egpu.codegen.hash_key import HashKey, hash_key
 from egpu.codegen.helper_call import Call, argument_place
 from egpu.codegen.memory import Place
@@ -81,7 +83,10 @@ def hash_update(call: Call) -> str:
         key.count("busy", 1)
         return str(_EBUSY)
 
+    owing = new_debt(key) if key.evicts else ""
     with rounds(body, give_up) as tried:
+        if key.evicts:
+            pay(key, tried, owing)
         tried.give_if(body.compare("ugt", "i64", flags, str(_BPF_EXIST)), _EINVAL)
         slot, state = key.find()
         absent, present = body.fresh("absent"), body.fresh("present")
@@ -91,7 +96,7 @@ def hash_update(call: Call) -> str:
         _overwrite(key, tried, (slot, state), source)
         body.label(absent)
         tried.give_if(body.compare("eq", "i64", flags, str(_BPF_EXIST)), _ENOENT)
-        insert(key, tried, source)
+        insert(key, tried, source, owing)
     return tried.given()
 
 

@@ -286,40 +286,60 @@ done:
 """
 
 
+_AT_ONCE = 4  # slots whose words are under way at a time
+
+
 def evict_function(name: str, table: HashTable) -> str:
-    """``name(table, hash, count)`` frees the least recently used entry of the ``count`` slots from
-    a place on; whether it could (i1): none may be there, or another thread may have been faster."""
+    """``name(table, hash, count, own slot)`` frees the least recently used entry, but the own one,
+    of the ``count`` slots (a multiple of 4) from a place on; whether it could (i1): none may be
+    there, or another thread may have been faster."""
+    loads, choices = [], []
+    before = ("%best", "%oldest", "%was")
+    for n in range(_AT_ONCE):
+        loads.append(f"""\
+  %place{n} = add i64 %first, {n}
+  %number{n} = and i64 %place{n}, {table.slots - 1}
+  %skip{n} = mul i64 %number{n}, {table.stride}
+  %slot{n} = add i64 %table, %skip{n}
+  %state{n} = call i64 @egpu.load_gpu(i64 %slot{n})
+  %at{n} = add i64 %slot{n}, {HASH_SLOT["used"][0]}
+  %used{n} = call i64 @egpu.load_gpu(i64 %at{n})""")
+        choices.append(f"""\
+  %kind{n} = and i64 %state{n}, {HASH_STATE}
+  %full{n} = icmp eq i64 %kind{n}, {HASH_FULL}
+  %older{n} = icmp ult i64 %used{n}, {before[1]}
+  %not_own{n} = icmp ne i64 %slot{n}, %own
+  %other{n} = and i1 %full{n}, %not_own{n}
+  %take{n} = and i1 %other{n}, %older{n}
+  %chosen{n} = select i1 %take{n}, i64 %slot{n}, i64 {before[0]}
+  %since{n} = select i1 %take{n}, i64 %used{n}, i64 {before[1]}
+  %is{n} = select i1 %take{n}, i64 %state{n}, i64 {before[2]}""")
+        before = (f"%chosen{n}", f"%since{n}", f"%is{n}")
+    chosen, since, is_now = before
+    looking = "\n".join([*loads, *choices])
     return f"""\
-define internal i1 @{name}(i64 %table, i64 %hash, i64 %count) {ATTRIBUTES} {{
+define internal i1 @{name}(
+    i64 %table, i64 %hash, i64 %count, i64 %own) {ATTRIBUTES} {{
 entry:
   br label %look
 look:
   %d = phi i64 [ 0, %entry ], [ %next, %look ]
-  %best = phi i64 [ 0, %entry ], [ %chosen, %look ]
-  %oldest = phi i64 [ -1, %entry ], [ %since, %look ]
-  %was = phi i64 [ 0, %entry ], [ %is, %look ]
-{_slot(table)}
-  %state = call i64 @egpu.load_gpu(i64 %slot)
-  %at = add i64 %slot, {HASH_SLOT["used"][0]}
-  %used = call i64 @egpu.load_gpu(i64 %at)
-  %kind = and i64 %state, {HASH_STATE}
-  %full = icmp eq i64 %kind, {HASH_FULL}
-  %older = icmp ult i64 %used, %oldest
-  %take = and i1 %full, %older
-  %chosen = select i1 %take, i64 %slot, i64 %best
-  %since = select i1 %take, i64 %used, i64 %oldest
-  %is = select i1 %take, i64 %state, i64 %was
-  %next = add i64 %d, 1
+  %best = phi i64 [ 0, %entry ], [ {chosen}, %look ]
+  %oldest = phi i64 [ -1, %entry ], [ {since}, %look ]
+  %was = phi i64 [ 0, %entry ], [ {is_now}, %look ]
+  %first = add i64 %hash, %d
+{looking}
+  %next = add i64 %d, {_AT_ONCE}
   %more = icmp ult i64 %next, %count
   br i1 %more, label %look, label %choose, !llvm.loop !0
 choose:
-  %any = icmp ne i64 %chosen, 0
+  %any = icmp ne i64 {chosen}, 0
   br i1 %any, label %free, label %none
 free:
-  %number_only = and i64 %is, {~LOW}
+  %number_only = and i64 {is_now}, {~LOW}
   %freed = add i64 %number_only, {HASH_INCARNATION}
-  %old = call i64 @egpu.swap_gpu(i64 %chosen, i64 %is, i64 %freed)
-  %won = icmp eq i64 %old, %is
+  %old = call i64 @egpu.swap_gpu(i64 {chosen}, i64 {is_now}, i64 %freed)
+  %won = icmp eq i64 %old, {is_now}
   ret i1 %won
 none:
   ret i1 false

@@ -43,6 +43,11 @@ class Rounds:
         """Go to the next round."""
         self.body.branch(self.latch)
 
+    def restart(self) -> None:
+        """Go to the next round, which is number 0 again."""
+        self.body.store("i64", "-1", "ptr", self.tries, 8)
+        self.body.branch(self.latch)
+
     def again_unless(self, condition: str) -> None:
         """Go to the next round unless ``condition`` holds."""
         body = self.body

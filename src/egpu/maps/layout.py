@@ -140,6 +140,7 @@ HASH_CONTROL: dict[str, tuple[int, int]] = {   # per hash map, in the device are
     "full":   (8, 8),          # insertions refused because the map was full
     "evicted": (24, 8),        # entries that an LRU map gave up
     "busy":   (16, 8),         # updates given up: others were at it all the time
+    "claiming": (32, 8),       # insertions under way; in LRU maps only
 }
 HASH_CONTROL_SIZE = 128
 HASH_SLOT: dict[str, tuple[int, int]] = {

@@ -33,6 +33,8 @@ class Memory(NamedTuple):
     count: int
     entering: int
     room: int
+    evicts: bool = False
+    evicted: int = 0
 
     def put(self, at: int, **changes) -> Memory:
         slots = list(self.slots)
@@ -156,7 +158,9 @@ def unpin(memory: Memory, lane: Lane) -> Outcome:
 
 
 def room(memory: Memory, lane: Lane) -> Outcome:
-    if memory.count >= memory.room:
+    if memory.evicts:
+        yield memory, lane.go("claim", at=0, flag=False)
+    elif memory.count >= memory.room:
         yield memory, lane.go("reach", full=True)
     elif memory.count + memory.entering >= memory.room:
         yield memory, lane.again()
@@ -197,7 +201,7 @@ def unpinned(memory: Memory, lane: Lane) -> Outcome:
     if memory.slots[lane.own].pins:
         yield memory, lane.go("give_back")
     else:
-        yield memory, lane.go("reserve")
+        yield memory, lane.go("raise" if memory.evicts else "reserve")
 
 
 def give_back(memory: Memory, lane: Lane) -> Outcome:
@@ -276,12 +280,35 @@ def become(memory: Memory, lane: Lane) -> Outcome:
 
 
 def commit(memory: Memory, lane: Lane) -> Outcome:
+    if memory.evicts:
+        after = memory._replace(count=memory.count + 1)
+        yield after, lane.go("owe") if memory.count >= memory.room else lane.give("inserted")
+        return
     after = memory._replace(count=memory.count + 1, entering=memory.entering - 1)
     yield after, lane.give("inserted")
 
 
+def owe(memory: Memory, lane: Lane) -> Outcome:
+    """Looks for an entry to free; which is the oldest, anybody may see otherwise."""
+    yield memory, lane  # nothing was found, or something has changed
+    for at, slot in enumerate(memory.slots):
+        if slot.state == FULL and at != lane.own:
+            yield memory, lane.go("evict", at=at, word=slot.word)
+
+
+def evict(memory: Memory, lane: Lane) -> Outcome:
+    won, after = memory.swap(lane.at, lane.word, (FREE, lane.word[1] + 1))
+    after = after._replace(evicted=after.evicted + won)
+    yield after, lane.go("paid" if won else "owe")
+
+
+def paid(memory: Memory, lane: Lane) -> Outcome:
+    yield memory._replace(count=memory.count - 1), lane.give("inserted")
+
+
 def unreserve(memory: Memory, lane: Lane) -> Outcome:
-    yield memory._replace(entering=memory.entering - 1), lane.go("withdraw")
+    reserved = 0 if memory.evicts else 1
+    yield memory._replace(entering=memory.entering - reserved), lane.go("withdraw")
 
 
 def withdraw(memory: Memory, lane: Lane) -> Outcome:
@@ -293,7 +320,7 @@ STEPS = {
     for function in (
         reach, look, key, look_again, delete, uncount, pin, pinned, value, unpin, room, claim, take,
         unpinned, give_back, reserve, write, enter, settle_reach, settle, rival, judge, undo,
-        become, commit, unreserve, withdraw,
+        become, commit, owe, evict, paid, unreserve, withdraw,
     )
 } | {"raise": raise_reach}  # fmt: skip
 
@@ -329,5 +356,5 @@ def explore(start: State) -> tuple[int, set[State]]:
 def check(memory: Memory) -> None:
     keys = [slot.key for slot in memory.slots if slot.state == FULL]
     assert len(keys) == len(set(keys)), f"a key is there twice: {memory}"
-    assert len(keys) <= memory.room, f"too many entries: {memory}"
+    assert len(keys) <= memory.room or memory.evicts, f"too many entries: {memory}"
     assert memory.entering >= 0

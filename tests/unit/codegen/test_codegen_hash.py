@@ -261,6 +261,8 @@ class Crowd:
         assert len(set(keys.tolist())) == len(keys)
         count = place.offset + HASH_CONTROL["count"][0]
         assert int(words[count // 8]) == len(keys), "an insertion is under way"
+        claiming = place.offset + HASH_CONTROL["claiming"][0]
+        assert not words[claiming // 8]
 
     def numbers(self):
         """The two words of each value; of a per-SM map their sums."""

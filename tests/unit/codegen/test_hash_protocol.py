@@ -80,6 +80,39 @@ def test_both_lanes_can_win_and_lose():
     assert {("inserted", "exists"), ("exists", "inserted")} <= results
 
 
+# name: (keys in the slots before, slots, room, what the lanes do with which keys, retries)
+EVICTING = {
+    "room for all": ("", 4, 2, "insert a, insert b, insert a", 1),
+    "one goes": ("a", 4, 1, "insert b", 1),
+    "two at a time": ("ab", 4, 2, "insert c, insert d", 1),
+    "the same key twice": ("ab", 4, 2, "insert c, insert c", 1),
+    "three": ("a", 4, 1, "insert b, insert c, insert b", 1),
+    "deleted meanwhile": ("ab", 4, 2, "insert c, delete a, insert c", 1),
+}
+
+
+@pytest.mark.parametrize("name", EVICTING)
+def test_evicting_in_every_order(name):
+    """Nothing goes unless the map is full, and what is counted is there."""
+    keys, slots, room, operations, retries = EVICTING[name]
+    memory, lanes = start(keys, slots, room, operations, retries)
+    _, ends = explore((memory._replace(evicts=True), lanes))
+    assert ends
+    distinct = len({words.split()[1] for words in operations.split(", ") if "insert" in words})
+    for after, done in ends:
+        there = [slot.key for slot in after.slots if slot.state == FULL]
+        results = [lane.result for lane in done]
+        assert (after.count, after.entering) == (len(there), 0)
+        assert not any(slot.state in (CLAIMED, ENTERING) for slot in after.slots)
+        left = len(keys) + results.count("inserted") - results.count("deleted") - after.evicted
+        assert left == len(there)
+        assert "no room" not in results
+        assert len(there) <= room
+        if len(keys) + distinct <= room:
+            assert after.evicted == 0
+    assert any("busy" not in [lane.result for lane in done] for _, done in ends)
+
+
 # What holds the protocol together, left out one by one: the model must notice.
 def become_without_looking(memory, lane):
     yield memory, lane.go("become")
