@@ -34,7 +34,7 @@ def print_line(call: Call) -> str:
         raise UnsupportedError(
             f"program {verified.program.name}, instruction {call.pc}: {call.helper.name} without a "
             "ring to print to",
-            needs="egpu.bpf.own_maps.with_own_maps before it is verified",
+            needs="a session, such as that of egpu run, which adds it",
         )
     shown = verified.facts.prints[call.pc]
     arguments = ring_arguments(ring_at(scope, index), str(shown.size))

@@ -21,7 +21,7 @@ def probe_read(function: str) -> Callable[[Call], str]:
             raise UnsupportedError(
                 f"program {verified.program.name}, instruction {call.pc}: {call.helper.name} "
                 "without a table of what may be read",
-                needs="egpu.bpf.own_maps.with_own_maps before it is verified",
+                needs="a session, such as that of egpu run, which adds it",
             )
         size = scope.operand(call.pc, 2).value
         if size is None:
