@@ -73,8 +73,9 @@ uint32_t egpu_stack(void)
         return 0;
     quiet = egpu_quiet();
     count = backtrace(walked, DEPTH + OWN);
-    while (skipped < count && ours(walked[skipped]))
-        skipped++;
+    for (int i = 0; i < count && i < OWN; i++) /* the walk itself may be in between */
+        if (ours(walked[i]))
+            skipped = i + 1;
     for (int i = skipped; i < count && kept < DEPTH; i++)
         frames[kept++] = (uint64_t)(uintptr_t)walked[i];
     uint32_t number = kept != 0 ? number_of(frames, kept) : 0;
