@@ -82,25 +82,19 @@ def _branch_targets(values: Sequence[int]) -> Iterable[int]:
 
 
 def _check_exits(parts: CubinParts, kernel: Kernel, code: Code) -> None:
-    exits = code.where(EXIT)
+    codes = [code, *(Code.of(parts.parts[at].data) for at in other_functions(parts))]
+    exits = [each[index] for each in codes for index in each.where(EXIT)]
     if not exits:
         raise UnsupportedError(f"an exit probe in {kernel.name}, which has no EXIT")
-    for index in exits:
-        if (code[index] >> 64) & _EXIT_HIGH & ~(0xFFF << 41) != (_KNOWN_EXIT & _EXIT_HIGH):
-            raise UnsupportedError(f"an exit probe in {kernel.name}, with an unusual EXIT")
-    for part_at in _other_functions(parts, kernel):
-        part = parts.parts[part_at]
-        if Code.of(part.data).where(EXIT):
-            raise UnsupportedError(
-                f"an exit probe in {kernel.name}: a function that it may call ends the thread "
-                f"({part.name.removeprefix(_TEXT)})"
-            )
+    if any(
+        (word >> 64) & _EXIT_HIGH & ~(0xFFF << 41) != (_KNOWN_EXIT & _EXIT_HIGH) for word in exits
+    ):
+        raise UnsupportedError(f"an exit probe in {kernel.name}, with an unusual EXIT")
 
 
-def _other_functions(parts: CubinParts, kernel: Kernel) -> list[int]:
-    """Sections with functions that are no kernels, if the kernel calls anything outside itself."""
-    if not _called(parts, kernel):
-        return []
+def other_functions(parts: CubinParts) -> list[int]:
+    """Sections with functions that are no kernels: what a kernel by itself may call, by name or
+    through a pointer that lies anywhere."""
     entries = {each.section for each in read_symbols(parts) if each.is_kernel}
     return [
         at
@@ -144,7 +138,7 @@ _CALLEE = Usage(frozenset(range(32)), frozenset(range(4)), frozenset(range(10)))
 def code_around(parts: CubinParts, kernel: Kernel, code: Code) -> Usage:
     """What the kernel and whatever it calls may use of what a warp has once."""
     used = [usage_of(code)]
-    for at in _other_functions(parts, kernel):
+    for at in other_functions(parts):
         used.append(usage_of(Code.of(parts.parts[at].data)))
     foreign = {each.name for each in _called(parts, kernel) if each.section == 0}
     if foreign - _NEVER_RETURNS:

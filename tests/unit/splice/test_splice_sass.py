@@ -12,7 +12,7 @@ from egpu.errors import InputError, UnsupportedError
 from egpu.image.cubin import list_cubin_kernels, open_cubin
 from egpu.image.cubin_alone import alone
 from egpu.image.cubin_contents import contents_of
-from egpu.image.cubin_edit import take_apart
+from egpu.image.cubin_edit import read_symbols, take_apart
 from egpu.image.cubin_kernel import open_kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE
 from egpu.splice.sass import splice_sass
@@ -22,7 +22,9 @@ from egpu.splice.sass_encoding import (
     DESTINATION,
     GUARD,
     LDS,
+    NO_SCOREBOARD,
     OPCODE,
+    READ_SCOREBOARD,
     SECOND_GUARD,
     SIZE,
     WAIT,
@@ -153,6 +155,26 @@ def test_what_the_driver_reads_is_right(stem, name, arch):
     assert [each.name for each in list_cubin_kernels(open_cubin(spliced.image))] == [name]
 
 
+@pytest.mark.parametrize(
+    "name", ["sm_80.cubin", "sm_90.cubin", "abi7_sm_90.cubin", "lineinfo_sm_90a.cubin"]
+)
+def test_cubins_as_compilers_wrote_them(name):
+    """Both versions of the ABI, several kernels, shared memory, line information."""
+    original = (KERNELS.parents[1] / "images" / name).read_bytes()
+    opened = open_cubin(original)
+    for kernel in list_cubin_kernels(opened):
+        spliced = splice_sass(original, kernel.name, EVERYTHING, LAYOUT, assemble)
+        before, after = text_of(original, kernel.name), text_of(spliced.image, kernel.name)
+        if not name.startswith("abi7"):  # today's disassembler warns of the older format
+            lines = disassembled(spliced.image)[kernel.name]
+            assert [line.word for line in lines] == after
+        check_structure(before, after, opened.arch, spliced)
+        (twin,) = list_cubin_kernels(open_cubin(spliced.image))
+        assert (twin.name, twin.shared) == (kernel.name, kernel.shared)
+        assert spliced.image[7:9] == original[7:9]
+        assert spliced.image[48:52] == original[48:52]
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("kind", [ENTRY, EXIT])
 def test_one_kind_alone(arch, kind):
@@ -213,6 +235,61 @@ def test_gaps_between_parameters_are_kept():
     )
     spliced = splice_sass(original, "by_value", (value(RelocKind.PARAMETER, 3),), LAYOUT, assemble)
     assert spliced.hidden_offset % 8 == 0
+
+
+CALLING = """
+.version 7.8
+.target sm_80
+.address_size 64
+.visible .func (.param .b32 r) ending(.param .b32 a, .param .b64 p) {
+.reg .b32 %a; .reg .b64 %p; .reg .pred %q;
+ld.param.b32 %a, [a]; ld.param.b64 %p, [p];
+setp.lt.u32 %q, %a, 5;
+@!%q bra GO;
+st.global.b32 [%p], %a;
+exit;
+GO: mad.lo.u32 %a, %a, %a, 3;
+st.param.b32 [r], %a;
+ret;
+}
+.visible .entry k(.param .u64 out) {
+.reg .b32 %t, %v; .reg .b64 %o;
+ld.param.u64 %o, [out];
+mov.u32 %t, %tid.x;
+{ .param .b32 ret0; .param .b32 p0; .param .b64 p1;
+st.param.b32 [p0], %t; st.param.b64 [p1], %o;
+call (ret0), ending, (p0, p1);
+ld.param.b32 %v, [ret0]; }
+st.global.b32 [%o], %v;
+ret;
+}
+"""
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("starts", [True, False])
+def test_threads_that_end_in_a_function_of_another_section(arch, starts):
+    """Its ways out lead to a copy of the exit probe behind it (kept apart by ptxas -c)."""
+    original = assemble(CALLING, f"sm_{arch}", "-c")
+    probes = (value(RelocKind.START_CLOCK, at=EXIT),) if starts else (count(EXIT),)
+    before = disassembled(original)
+    assert [line.name for line in before["ending"]].count("EXIT") == 1
+    spliced = splice_sass(original, "k", probes, LAYOUT, assemble)
+    after = disassembled(spliced.image)["ending"]
+    size = len(before["ending"])
+    (way_out,) = (n for n, line in enumerate(before["ending"]) if line.name == "EXIT")
+    words = [line.word for line in after]
+    assert OPCODE.of(words[way_out]) == BRA
+    assert GUARD.of(words[way_out]) == GUARD.of(before["ending"][way_out].word)
+    assert size <= target_of(words, way_out, int(arch)) < len(words)
+    stores = [line for line in after[:size] if line.name.startswith("ST")]
+    assert all(READ_SCOREBOARD.of(line.word) != NO_SCOREBOARD for line in stores)
+    assert spliced.exit_sites == 1 + sum(
+        OPCODE.of(line.word) == EXIT_OPCODE for line in before["k"]
+    )
+    parts = take_apart(open_cubin(spliced.image))
+    (symbol,) = (each for each in read_symbols(parts) if each.name == "ending")
+    assert symbol.size == len(words) * SIZE == len(parts.parts[symbol.section].data)
 
 
 def test_traps_are_not_covered():

@@ -1,0 +1,79 @@
+"""How a kernel's probes are assembled: in which registers, and without uniform values that lanes
+could spoil for each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from egpu.bpf.program import AttachKind
+from egpu.errors import UnsupportedError
+from egpu.image.cubin_kernel import Kernel
+from egpu.splice.sass_carried import carried, localised
+from egpu.splice.sass_probe import (
+    ProbeBlocks,
+    ProbeSetting,
+    assemble_probes,
+)
+from egpu.splice.sass_ptx import Manner
+from egpu.splice.sass_rules import (
+    Rule,
+)
+
+
+def assembled(
+    kernel: Kernel, setting: ProbeSetting, most: int | None, rules: frozenset[Rule]
+) -> ProbeBlocks:
+    """The probes' code, in as many registers as cost the kernel no resident block, if that can be.
+
+    No uniform value lives where one group of leaving lanes could spoil it for another.
+    """
+    blocks = assemble_probes(kernel, setting, Manner())
+    manner = _held(kernel, blocks, most)
+    if manner != Manner():
+        held = assemble_probes(kernel, setting, manner)
+        if all(block.frame <= _SPILL_LIMIT for block in (held.entry, held.exit) if block):
+            blocks = held
+        else:
+            manner = Manner()
+    if Rule.NO_CARRIED_UNIFORMS not in rules:
+        return blocks
+    for each in (manner, replace(manner, apart=True)):
+        blocks = assemble_probes(kernel, setting, each) if each.apart else blocks
+        if not _carries(blocks, setting):
+            return blocks
+        blocks = _localised(blocks, setting)
+        if not _carries(blocks, setting):
+            return blocks
+    leaving = [each for each in setting.probes if each.kind is AttachKind.EXIT]
+    raise UnsupportedError(
+        f"exit probes ({', '.join(each.program for each in leaving)}) with uniform values "
+        "that live across branches"
+    )
+
+
+def _localised(blocks: ProbeBlocks, setting: ProbeSetting) -> ProbeBlocks:
+    if blocks.exit is None:
+        return blocks
+    words = localised(blocks.exit.words, setting.arch)
+    return replace(blocks, exit=replace(blocks.exit, words=words))
+
+
+def _carries(blocks: ProbeBlocks, setting: ProbeSetting) -> bool:
+    return blocks.exit is not None and bool(carried(blocks.exit.words, setting.arch))
+
+
+_FREE_REGISTERS = 32  # a thread: that many let an SM hold all the threads that it can
+_REGISTER_STEP = 8  # in which registers are given out
+_SPILL_LIMIT = 128  # bytes of stack
+
+
+def _held(kernel: Kernel, blocks: ProbeBlocks, most: int | None) -> Manner:
+    """Limits for blocks that take more registers than the kernel has anyway; ``most``: what a warp
+    may be left with at its exit (setmaxnreg)."""
+    step = -(-kernel.registers // _REGISTER_STEP) * _REGISTER_STEP
+    limit = max(_FREE_REGISTERS, step) if most is None else kernel.registers
+    leaving = min(limit, most or limit)
+    return Manner(
+        entry=limit if blocks.entry and blocks.entry.registers > limit else 0,
+        exit=leaving if blocks.exit and blocks.exit.registers > leaving else 0,
+    )

@@ -1,0 +1,235 @@
+"""Probes' code behind a kernel's, and the jumps that lead there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from egpu.codegen.device_code import RelocKind
+from egpu.errors import UnsupportedError
+from egpu.image.cubin_kernel import Kernel
+from egpu.splice.sass_code import Code
+from egpu.splice.sass_encoding import (
+    BRA,
+    DESTINATION,
+    GUARD,
+    NOP,
+    OPCODE,
+    PT,
+    RELATIVE,
+    REUSE,
+    SECOND_GUARD,
+    SIZE,
+    SR_CLOCK,
+    SR_GLOBALTIMER,
+    WAIT,
+    branch,
+    bytes_of,
+    copy_register,
+    distance_of,
+    instruction,
+    read_clock,
+)
+from egpu.splice.sass_encoding import EXIT as EXIT_OPCODE
+from egpu.splice.sass_kernel import lowest_register_limit
+from egpu.splice.sass_probe import (
+    ProbeBlock,
+    ProbeBlocks,
+    start_reads,
+)
+from egpu.splice.sass_rules import (
+    Rule,
+    after_everything,
+    jump_for_exit,
+    register_count,
+    tracked,
+    with_late_reads,
+    without_yields,
+)
+from egpu.splice.sass_uniform import Usage, free_numbers, renamed
+
+_CODE_ALIGNMENT = 128
+_REGISTER_LIMIT = 255
+_SPECIALS = {RelocKind.START_TIME: SR_GLOBALTIMER, RelocKind.START_CLOCK: SR_CLOCK}
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """What lanes that go on use while others are in the exit probe, the registers of functions that
+    the kernel may call, and the rules."""
+
+    around: Usage
+    registers: int
+    rules: frozenset[Rule]
+
+
+class Splice:
+    """One splice under way: the kernel's words, and what is appended to them."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        code: Code,
+        arch: int,
+        blocks: ProbeBlocks,
+        care: Care,
+    ) -> None:
+        self._arch = arch
+        self._kernel = kernel
+        self._blocks = blocks
+        self._rules = care.rules
+        self._around = care.around
+        self._called = care.registers
+        self._code = code
+        self._added: list[int] = []
+        self.exits = 0
+        self._starts = self._start_registers()
+        self.registers = self._registers()
+        self._check_registers()
+
+    def text(self) -> Code:
+        """The kernel's section with everything in it."""
+        changed: dict[int, int] = {}
+        code = self._code
+        if self._blocks.exit:
+            code = with_late_reads(code, self._rules)
+            changed |= self._redirect_exits(code, self._blocks.exit)
+            self._added += self._leaving(self._blocks.exit)
+        if self._blocks.entry or self._starts:
+            changed[0] = self._redirect_entry(changed.get(0, code[0]), self._blocks.entry)
+        return _extended(code.with_words(changed), self._added)
+
+    def function(self, code: Code) -> Code:
+        """A function that the kernel may call, whose ways out lead to a copy of the exit probes."""
+        block = self._blocks.exit
+        if block is None:
+            return code
+        code = with_late_reads(code, self._rules)
+        return _extended(code.with_words(self._redirect_exits(code, block)), self._leaving(block))
+
+    @property
+    def _end(self) -> int:
+        return len(self._code) + len(self._added)
+
+    def _redirect_exits(self, code: Code, block: ProbeBlock) -> dict[int, int]:
+        """Every EXIT becomes a jump to what is put behind the code."""
+        begin = len(code) + block.start
+        changed: dict[int, int] = {}
+        for index in code.where(EXIT_OPCODE):
+            distance = (begin - index - 1) * SIZE
+            changed[index] = jump_for_exit(code[index], self._arch, distance, self._rules)
+        self.exits += len(changed)
+        return changed
+
+    def _leaving(self, block: ProbeBlock) -> list[int]:
+        """The exit probes as they are in this kernel."""
+        probe = without_yields(block.words, self._rules)
+        if Rule.OWN_UNIFORMS in self._rules:
+            code_of_probe = tuple(probe)
+            probe = list(renamed(code_of_probe, free_numbers(code_of_probe, self._around)))
+        for index, kind, half in start_reads(probe):
+            word = probe[index]
+            source = self._starts[kind] + half
+            probe[index] = copy_register(
+                DESTINATION.of(word), source, guard=GUARD.of(word), wait=WAIT.of(word)
+            )
+        probe[block.start] = after_everything(probe[block.start], self._rules)
+        return probe
+
+    def _redirect_entry(self, first: int, block: ProbeBlock | None) -> int:
+        """What becomes of the first instruction: a jump; the probes end in it and jump back."""
+        begin = self._end
+        probe = list(block.words) if block else []
+        start = block.start if block else 0
+        if probe:
+            _check_single_exit(probe, self._kernel.name)
+            probe = tracked(probe, self._rules)
+        leaving = [index for index, word in enumerate(probe) if _leaves(word)]
+        if leaving == [len(probe) - 1]:
+            probe.pop()  # its EXIT is the last instruction: fall into what follows
+        else:
+            for index in leaving:
+                distance = (len(probe) - index - 1) * SIZE
+                probe[index] = jump_for_exit(probe[index], self._arch, distance, self._rules)
+        tail = [read_clock(self._starts[kind], _SPECIALS[kind]) for kind in self._starts]
+        tail.append(self._displaced(first, begin + len(probe) + len(tail)))
+        tail[0] = after_everything(tail[0], self._rules)
+        back = begin + len(probe) + len(tail)
+        tail.append(branch(self._arch, (1 - back - 1) * SIZE))
+        self._added += probe + tail
+        return branch(self._arch, (begin + start - 1) * SIZE, wait=WAIT.of(first))
+
+    def _displaced(self, word: int, index: int) -> int:
+        """The kernel's first instruction at another place; an exit jump goes where it went."""
+        word = REUSE.set(word, 0)
+        if OPCODE.of(word) == BRA and self._blocks.exit:
+            target = SIZE + distance_of(word, self._arch)
+            return branch(
+                self._arch,
+                target - (index + 1) * SIZE,
+                guard=GUARD.of(word),
+                second=SECOND_GUARD.of(word),
+                wait=WAIT.of(word),
+            )
+        if OPCODE.of(word) in RELATIVE:
+            raise UnsupportedError(
+                f"{self._kernel.name}, whose first instruction depends on its place"
+            )
+        return word
+
+    # Registers
+
+    def _start_registers(self) -> dict[RelocKind, int]:
+        """A pair above everything for each value that is kept from entry to exit."""
+        block = self._blocks.exit
+        above = max(self._kernel.registers, self._called, block.registers if block else 0)
+        above += above % 2
+        return {kind: above + 2 * number for number, kind in enumerate(self._blocks.starts)}
+
+    def _registers(self) -> int:
+        blocks = [each for each in (self._blocks.entry, self._blocks.exit) if each]
+        count = max(self._kernel.registers, *(each.registers for each in blocks))
+        if self._starts:
+            count = max(count, register_count(max(self._starts.values()) + 1, self._rules))
+        return count
+
+    def _check_registers(self) -> None:
+        name, was = self._kernel.name, self._kernel.registers
+        if self.registers > _REGISTER_LIMIT:
+            raise UnsupportedError(
+                f"{name}, which would need {self.registers} registers of {_REGISTER_LIMIT}"
+            )
+        limit = lowest_register_limit(self._code)
+        if limit is None:
+            return
+        if self.registers != was:
+            raise UnsupportedError(
+                f"{name}, which divides its registers between warps (setmaxnreg), with probes that "
+                f"need {self.registers} instead of {was}"
+            )
+        block = self._blocks.exit
+        if block and block.registers > limit:
+            raise UnsupportedError(
+                f"{name}, which keeps {limit} registers in some warps (setmaxnreg), with an exit "
+                f"probe that needs {block.registers}"
+            )
+
+
+def _extended(code: Code, added: Sequence[int]) -> Code:
+    """Code with more behind it, filled up to where a section ends."""
+    padding = -(len(code) + len(added)) % (_CODE_ALIGNMENT // SIZE)
+    return code.followed_by(Code.of(bytes_of([*added, *[instruction(NOP, stall=0)] * padding])))
+
+
+def _check_single_exit(words: Sequence[int], kernel: str) -> None:
+    """All lanes must come out of an entry probe together."""
+    leaving = [word for word in words if _leaves(word)]
+    whole = [word for word in leaving if GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT]
+    if len(leaving) != 1 or len(whole) != 1:
+        raise UnsupportedError(
+            f"an entry probe in {kernel} whose lanes leave it at {len(leaving)} places"
+        )
+
+
+def _leaves(word: int) -> bool:
+    return OPCODE.of(word) == EXIT_OPCODE
