@@ -16,8 +16,8 @@ def numbers(rows):
     return {row["key"]: row["value"] for row in rows}
 
 
-def report_of(*words):
-    done = egpu("run-on-gpu", OBJECT, *words, "--sim", "--json")
+def report_of(*words, device="--sim"):
+    done = egpu("run-on-gpu", OBJECT, *words, device, "--json")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return lines[-1], [line["text"] for line in lines if "text" in line]
@@ -36,6 +36,19 @@ def test_vectors():
         words += ["--set", "vec_A", i, i, "--set", "vec_B", i, 2 * i]
     report, _ = report_of("cuda__vec_add", 1, 4, 1, 1, 256, 1, 1, *words)
     assert numbers(report["maps"]["vec_C"]) == {i: 3 * i for i in (1, 2, 500, N - 1)}
+
+
+def test_on_this_machine():
+    """The reference interpreter, in every thread of the grid: the same numbers."""
+    words = ["--set", "vec_N", 0, N]
+    for i in (1, 63, 64, N - 1):
+        words += ["--set", "vec_A", i, i, "--set", "vec_B", i, 2 * i]
+    report, _ = report_of("cuda__vec_add", 1, 4, 1, 1, 256, 1, 1, *words, device="--host")
+    assert numbers(report["maps"]["vec_C"]) == {i: 3 * i for i in (1, 63, 64, N - 1)}
+    report, _ = report_of("cuda__run", 2, 1, 3, 1, 1, 2, 5, device="--host")
+    assert report["prints"] == ["directly run on GPU"] * (2 * 3 * 10)
+    done = egpu("run-on-gpu", OBJECT, "cuda__run", "--host")
+    assert (done.returncode, done.stdout) == (0, "directly run on GPU\n"), done.stderr
 
 
 def test_matrices_under_a_loader(built):

@@ -10,6 +10,7 @@ import click
 from egpu.cli.loader_run import run_loader_directly
 from egpu.cli.output import (
     btf_option,
+    control_option,
     cost_limit_option,
     destination,
     json_option,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     help="A program that uses libbpf, instead of OBJECT: its maps, filled as it fills them.",
 )
 @click.option("--sim", is_flag=True, help="Use the simulated device, even if there is a GPU.")
+@click.option("--host", is_flag=True, help="Interpret it on this machine, thread after thread.")
 @click.option(
     "--set",
     "changes",
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     help="Set an element of an array first; may be given many times.",
 )
 @click.option("--hash-maps", is_flag=True, help="Experimental: allow hash maps on a real GPU.")
+@control_option
 @cost_limit_option
 @btf_option
 @json_option
@@ -50,8 +53,10 @@ def command(
     words: tuple[str, ...],
     loader: str | None,
     sim: bool,
+    host: bool,
     changes: tuple[tuple[str, int, int], ...],
     hash_maps: bool,
+    allow_control: bool,
     cost_limit: int,
     btf: Path | None,
     as_json: bool,
@@ -69,15 +74,42 @@ def command(
     if len(words) < taken:
         raise click.UsageError("no program to run")
     name, shape = words[taken - 1], Shape.parse(words[taken:])
-    options = Options(simulated=sim, hash_maps=hash_maps, cost_limit=cost_limit)
+    options = Options(
+        simulated=sim, hash_maps=hash_maps, allow_control=allow_control, cost_limit=cost_limit
+    )
     with destination(output) as stream:
         if loader is None:
             made = load_object(Path(words[0]), name=Path(words[0]).name, btf=btf)
             made = with_values(directly_run(made, name), changes)
+            if host:
+                return _run_on_host(made, shape, options, stream, as_json=as_json)
             return _run_object(made, shape, options, stream, as_json=as_json)
-        if changes or btf is not None:
-            raise click.UsageError("--set and --btf do not go with --loader")
+        if changes or btf is not None or host:
+            raise click.UsageError("--set, --btf and --host do not go with --loader")
         return run_loader_directly(loader, name, shape, options, stream, as_json=as_json)
+
+
+def _run_on_host(
+    made: Object, shape: Shape, options: Options, stream: TextIO, *, as_json: bool
+) -> int:
+    from egpu.cli.values import plain, shown  # noqa: PLC0415
+    from egpu.loader.on_host import entries, run_on_host  # noqa: PLC0415
+    from egpu.report import Align, Column, Paragraph, Part, Report, Table  # noqa: PLC0415
+    from egpu.verifier import Limits, Policy  # noqa: PLC0415
+
+    policy = Policy.CONTROL if options.allow_control else Policy.PROBE
+    done = run_on_host(made, shape, policy=policy, limits=Limits(cost=options.cost_limit))
+    columns = (Column("KEY"), Column("VALUE", Align.LEFT, may_shorten=True))
+    parts: list[Part] = [Paragraph(line) for line in done.prints]
+    maps: dict[str, object] = {}
+    for name, state in done.maps.items():
+        rows = entries(state)
+        maps[name] = [{"key": plain(key), "value": plain(value)} for key, value in rows]
+        if rows and not state.spec.read_only:
+            parts.append(Table(name, columns, tuple((shown(k), shown(v)) for k, v in rows)))
+    data: dict[str, object] = {"prints": list(done.prints), "maps": maps}
+    write_object(Report("host/1", tuple(parts), data), stream, as_json=as_json)
+    return 0
 
 
 def _run_object(
