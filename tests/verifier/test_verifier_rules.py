@@ -18,7 +18,6 @@ from verifier_programs import (
 
 from egpu.bpf.asm import assemble
 from egpu.bpf.insn import program_from_code
-from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import AttachKind, AttachPoint, Function, Program, SourceLine
 from egpu.errors import InputError, VerifierError
 from egpu.verifier import Limits, Policy, Region, RmwOp, RmwTerm, verify
@@ -304,7 +303,6 @@ def test_jumps_and_references(text, message):
             {"max_entries": 0},
             "map totals: 0 values of 16 bytes, must be at least 1 of 1 to 536870911",
         ),
-        ({"type": MapType.HASH_OF_MAPS}, "map totals: type HASH_OF_MAPS is not supported"),
     ],
 )
 def test_maps_of_sizes_that_no_device_body_expects(change, message):
