@@ -55,7 +55,7 @@ STORAGE = {
     Storage.DEQUE:        "a circle of values in device memory",
     Storage.MAPS:         "for each key where another map lies",
     Storage.BLOOM:        "bits in device memory",
-    Storage.STACKS:       "none on the device: the stacks of launches, by the number of `bpf_get_stackid`",
+    Storage.STACKS:       "none on the device: the agent keeps the stacks of launches",
     Storage.HASH:         "a table in device memory; insertions refused by a full map are counted",
 }
 # fmt: on

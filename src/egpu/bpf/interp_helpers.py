@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from egpu.bpf import interp_prints
 from egpu.bpf.arith import MASK64
 from egpu.bpf.helpers import HELPERS
+from egpu.bpf.interp_workload import WORKLOAD
 from egpu.bpf.maptypes import (
     BPF_F_CURRENT_CPU,
     GPU_RING_FULL,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 BPF_NOEXIST = 1
 BPF_EXIST = 2
-_STACK_FLAGS = 0x7FF  # frames to skip, and BPF_F_USER_STACK, _FAST_STACK_CMP, _REUSE_STACKID
 _RECORD_HEADER = 8  # bytes of Linux's ring-buffer record header
 
 Triple = tuple[int, int, int]
@@ -345,52 +345,6 @@ def _query(machine: Machine, args: Sequence[int]) -> int:
     return answers[args[1]] if args[1] < len(answers) else 0
 
 
-def _comm(machine: Machine, args: Sequence[int]) -> int:
-    room = machine.space.view(args[0], args[1], write=True)
-    room[:] = machine.place.comm[: args[1] - 1].ljust(args[1], b"\0")
-    return 0
-
-
-def _workload(machine: Machine, address: int) -> bytes:
-    """What can be read of the workload's memory from ``address`` on."""
-    for start, data in machine.place.allocations.items():
-        if start <= address < start + len(data):
-            return data[address - start :]
-    return b""
-
-
-def _probe_read(machine: Machine, args: Sequence[int]) -> int:
-    found = _workload(machine, args[2])[: args[1]]
-    good = len(found) == args[1]
-    machine.space.view(args[0], args[1], write=True)[:] = found if good else bytes(args[1])
-    return 0 if good else -errno.EFAULT
-
-
-def _probe_read_text(machine: Machine, args: Sequence[int]) -> int:
-    found, end, _ = _workload(machine, args[2])[: args[1] - 1].partition(b"\0")
-    good = bool(end) or len(found) == args[1] - 1
-    text = found if good else b""
-    machine.space.view(args[0], args[1], write=True)[:] = text.ljust(args[1], b"\0")
-    return len(found) + 1 if good else -errno.EFAULT
-
-
-def _stackid(machine: Machine, args: Sequence[int]) -> int:
-    if args[2] & ~_STACK_FLAGS:
-        return -errno.EINVAL
-    return -errno.EFAULT if machine.place.stack is None else machine.place.stack
-
-
-def _cookie(machine: Machine, args: Sequence[int]) -> int:
-    return machine.program.cookie
-
-
-def _parameter(machine: Machine, args: Sequence[int]) -> int:
-    if args[1] >= len(machine.place.parameters):
-        return -errno.EINVAL
-    machine.space.store(args[2], 8, machine.place.parameters[args[1]])
-    return 0
-
-
 def _atomic_max(machine: Machine, args: Sequence[int]) -> int:
     place, value = args[:2]
     machine.space.store(place, 8, max(machine.space.load(place, 8), value))
@@ -419,6 +373,7 @@ def _entered(machine: Machine, args: Sequence[int]) -> int:
 
 
 _BY_NAME: dict[str, Callable[[Machine, Sequence[int]], int]] = {
+    **WORKLOAD,
     "bpf_map_lookup_elem": _lookup,
     "bpf_map_update_elem": _update,
     "bpf_map_delete_elem": _delete,
@@ -435,19 +390,9 @@ _BY_NAME: dict[str, Callable[[Machine, Sequence[int]], int]] = {
     "bpf_get_smp_processor_id": _place(lambda place: place.sm),
     "bpf_get_current_pid_tgid": _place(lambda place: place.pid_tgid),
     "bpf_get_current_uid_gid": _place(lambda place: place.uid_gid),
-    "bpf_get_current_comm": _comm,
     "bpf_ktime_get_boot_ns": _clock,
     "bpf_ktime_get_coarse_ns": _clock,
-    "bpf_probe_read": _probe_read,
-    "bpf_probe_read_str": _probe_read_text,
-    "bpf_probe_read_user": _probe_read,
-    "bpf_probe_read_kernel": _probe_read,
-    "bpf_probe_read_user_str": _probe_read_text,
-    "bpf_probe_read_kernel_str": _probe_read_text,
-    "bpf_get_stackid": _stackid,
     "bpf_get_func_ip": _place(lambda place: place.kernel),
-    "bpf_get_attach_cookie": _cookie,
-    "bpf_get_func_arg": _parameter,
     "bpf_perf_event_output": _perf_output,
     "bpf_ringbuf_output": _output,
     "bpf_ringbuf_reserve": _reserve,
