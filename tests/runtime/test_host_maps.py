@@ -3,6 +3,7 @@
 import errno
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from test_runtime_cli import ROOT, pytestmark
@@ -10,6 +11,7 @@ from test_runtime_cli import ROOT, pytestmark
 import egpu
 from egpu.errors import InputError, MapError
 from egpu.maps import UpdateFlag
+from egpu.session.host_maps import BPF_F_RDONLY
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 from host_maps import (
@@ -330,3 +332,17 @@ def test_a_per_sm_hash_without_deletions(tmp_path):
         with pytest.raises(MapError, match="map_deletions"):
             per_sm[40_000] = 8
         assert per_sm[40_000] == 7
+
+
+def test_a_map_that_is_declared_read_only_outside():
+    obj = egpu.Object(PROGRAM)
+    maps = tuple(replace(spec, flags=BPF_F_RDONLY) for spec in obj.bound().maps)
+    declared = egpu.Object(replace(obj.bound(), maps=maps))
+    for change in (
+        lambda: declared.maps["settings"].update(0, (1, 1)),
+        lambda: declared.maps["blocks"].update(0, 1),
+        lambda: setattr(declared.data, "step", 1),
+    ):
+        with pytest.raises(MapError, match="BPF_F_RDONLY") as info:
+            change()
+        assert info.value.errno == errno.EPERM

@@ -16,6 +16,7 @@ from egpu.session.initial import array_error
 if TYPE_CHECKING:
     from egpu.session.arenas import Arena, Arenas
 
+BPF_F_RDONLY = 1 << 3  # Linux uapi: not to be written from outside of programs
 _DELETIONS = "run it with Options(map_deletions=True)"
 
 
@@ -95,6 +96,10 @@ class HostMap:
         if self.frozen:
             raise MapError("it is frozen", errno=errno.EPERM, where=f"map {spec.name}")
         arenas = list(enumerate(self._arenas.all()))
+        if spec.flags & BPF_F_RDONLY:
+            raise MapError(
+                "is declared with BPF_F_RDONLY", errno=errno.EPERM, where=f"map {spec.name}"
+            )
         if spec.read_only and self._arenas.compiled:
             raise MapError(
                 "programs were compiled with what it holds",
