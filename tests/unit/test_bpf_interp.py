@@ -72,11 +72,14 @@ def test_bad_jump_targets_are_input_errors(text, target):
         run(program(text))
 
 
-def test_unknown_and_refused_helpers():
+def test_unknown_helpers():
     with pytest.raises(InputError, match="unknown helper 4711"):
         run(program("call 4711\nexit"))
-    with pytest.raises(UnsupportedError, match="bpf_cuda_exit"):
-        run(program("call 507\nexit"))
+
+
+def test_ending_the_thread_ends_every_function():
+    text = "call local inner\nmov %r0, 3\nexit\ninner:\nmov %r0, 2\ncall 507\nmov %r0, 1\nexit"
+    assert run(program(text)) == 0
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from egpu.bpf.helpers import HELPERS
 from egpu.bpf.insn import imm64
 from egpu.bpf.interp_callbacks import CALLING_BACK, Turns
 from egpu.bpf.interp_helpers import BODIES, MapState, Place
+from egpu.bpf.interp_workload import ThreadEndedError
 from egpu.bpf.isa import AtomicOp, Form, Kind
 from egpu.bpf.memory import AddressSpace, Region
 from egpu.bpf.program import Insn, Program, PseudoSrc
@@ -123,7 +124,7 @@ class Machine:
         self._stack = self._new_stack()
 
     def run(self, step_limit: int, observe: Callable[[Machine], None] | None) -> int:
-        """Execute up to the main function's exit and give r0."""
+        """Execute up to the main function's exit and give r0, 0 if the program ends the thread."""
         code = self.program.code
         while True:
             if not 0 <= self.pc < len(code):
@@ -143,6 +144,9 @@ class Machine:
                     self._check_records()
                     return self.registers[0]
                 self._step(insn, form)
+            except ThreadEndedError:
+                self._check_records()
+                return 0
             except DeviceFault as fault:
                 following = code[self.pc + 1] if self.pc + 1 < len(code) else None
                 text = format_insn(insn, following)

@@ -12,6 +12,14 @@ if TYPE_CHECKING:
 _STACK_FLAGS = 0x7FF  # frames to skip, and BPF_F_USER_STACK, _FAST_STACK_CMP, _REUSE_STACKID
 
 
+class ThreadEndedError(Exception):
+    """The program ended the thread that runs it, however deep in calls."""
+
+
+def _end(machine: Machine, args: Sequence[int]) -> int:
+    raise ThreadEndedError
+
+
 def _comm(machine: Machine, args: Sequence[int]) -> int:
     room = machine.space.view(args[0], args[1], write=True)
     room[:] = machine.place.comm[: args[1] - 1].ljust(args[1], b"\0")
@@ -69,4 +77,5 @@ WORKLOAD: Mapping[str, Callable[[Machine, Sequence[int]], int]] = {
     "bpf_get_stackid": _stackid,
     "bpf_get_attach_cookie": _cookie,
     "bpf_get_func_arg": _parameter,
+    "bpf_cuda_exit": _end,
 }
