@@ -6,7 +6,8 @@
  * KEY and VALUE are numbers of the map's sizes.  --set writes before, --later after attaching,
  * --during (like --later) as soon as key 0 of the first map so named has changed; --delete deletes
  * just before that, and again after.
- * Attaches all but uprobes, with --uprobe PATH:OFFSET these too; with --no-attach it ends instead.
+ * Attaches all but uprobes, with --uprobe PATH:OFFSET these too; with --no-attach it ends instead,
+ * with --end-after SECONDS before it would show anything.
  * Runs until SIGINT; then prints each map as `MAP KEY VALUE` in hexadecimal bytes, each record as
  * `MAP record VALUE` when it comes.  It knows nothing of egpu.  The prototypes stand here so that
  * libbpf's headers are not needed. */
@@ -264,6 +265,11 @@ int main(int count, char **words)
         }
     }
     changes(object, count, words, "--later");
+    const char *seconds = ring_of(count, words, "--end-after");
+    if (seconds != NULL) {
+        usleep((useconds_t)(1e6 * strtod(seconds, NULL)));
+        return 0;
+    }
     const char *gpu = ring_of(count, words, "--gpu-ring");
     const char *ring = ring_of(count, words, "--ring"), *perf = ring_of(count, words, "--perf");
     poll_ring poll_gpu =

@@ -150,6 +150,19 @@ def test_values_that_must_cross_between_linux_and_the_gpu_are_refused(built):
     assert "Linux and the GPU do not see each other's values" in done.stderr
 
 
+def test_links_end_with_their_loader(built):
+    workload = adding(built, "--launches", "4", "--sleep", "700")
+    done = under(built, "threadhist", "--end-after", "1.5", workload=workload)
+    assert done.returncode == 0, done.stderr
+    assert "the loader has ended: its programs are detached" in done.stderr
+    probed = re.search(r"(\d) of 4 launches probed", done.stdout)
+    assert probed, done.stdout
+    assert int(probed[1]) < 4
+    done = under(built, "threadhist", "--end-after", "0", workload=adding(built))
+    assert done.returncode == 1
+    assert "the loader ended with 0: its links ended with it" in done.stderr
+
+
 def test_a_workload_that_fails_keeps_its_exit_code(built):
     done = under(built, "threadhist", workload=[built.workload, "nothing"])
     assert done.returncode == 2

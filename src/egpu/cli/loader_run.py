@@ -77,7 +77,14 @@ def _followed(
     """Both to their end; the workload's exit code."""
     from egpu.cli.live import finish, follow  # noqa: PLC0415
 
+    detached = False
+
     def collect() -> None:
+        nonlocal detached
+        if not detached and not started.running():  # on Linux, links end with their program
+            running.detach()
+            detached = True
+            click.echo("egpu: the loader has ended: its programs are detached", err=True)
         for line in running.prints:
             stream.write(f"{line}\n")
             stream.flush()

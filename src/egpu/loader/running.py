@@ -75,7 +75,9 @@ class Loader:
                 status = self._process.returncode
                 if self.server.ready:
                     return
-                why = self.server.problems[-1:] or ["it attached no program to a kernel"]
+                gone = self.server.attached
+                usual = "its links ended with it" if gone else "it attached no program to a kernel"
+                why = self.server.problems[-1:] or [usual]
                 raise InputError(f"the loader ended with {status}: {why[0]}", where=self._name)
             if time.monotonic() > deadline:
                 raise InputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -60,6 +61,11 @@ class LoaderServer:
         self._socket.bind(str(self.socket_path))
         self._socket.listen(8)
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def attached(self) -> bool:
+        """Whether the loader has attached anything."""
+        return bool(self._linked_at)
 
     @property
     def ready(self) -> bool:
@@ -143,7 +149,7 @@ class LoaderServer:
                     if payload is None:
                         return
                     connection.sendall(self._answer(request, payload))
-            except (AgentError, OSError) as error:
+            except (AgentError, OSError, struct.error) as error:
                 self.problems.append(f"the connection to the loader was closed: {error}")
 
     def _answer(self, request: Request, payload: bytes) -> bytes:
