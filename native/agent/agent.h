@@ -263,6 +263,7 @@ void egpu_clock_end(struct arena *arena);
 /* commands.c */
 void egpu_command(const unsigned char *packet, size_t size, int *files);
 void egpu_command_turn(struct arena *arena);
+void egpu_commands_answer(void);
 
 /* Whether twin and reason of this variant are final for now. */
 static inline bool egpu_settled(const struct variant *variant)

@@ -9,7 +9,7 @@
 
 #include "agent.h"
 
-enum { OPERATOR_LIMIT = 1 << 16, OPERATION_THREADS = 64, IMAGE_LIMIT = 64 << 20 };
+enum { OPERATOR_LIMIT = 1 << 16, OPERATION_THREADS = 64, IMAGE_LIMIT = 64 << 20, ANSWERS = 64 };
 
 static const char kernel_name[] = "egpu_operate";
 
@@ -19,15 +19,32 @@ struct operation {
     CUfunction function;
 };
 
+/* Answers to come, the thread's own: a session that does not read must not hold the arena lock. */
+static struct {
+    uint32_t request;
+    struct egpu_command_done message;
+} answers[ANSWERS];
+static uint32_t answer_count;
+
 static void answer(struct arena *arena, uint32_t error, CUresult detail)
 {
-    struct egpu_command_done message = {error, (uint32_t)detail};
     struct command *command = &arena->command;
+    if (answer_count == ANSWERS)
+        return; /* at the next turn */
     if (command->file >= 0)
         close(command->file);
-    uint32_t request = command->request;
+    answers[answer_count].request = command->request;
+    answers[answer_count++].message = (struct egpu_command_done){error, (uint32_t)detail};
     *command = (struct command){.file = -1};
-    egpu_wire_send(EGPU_COMMAND_DONE, request, &message, sizeof message, NULL, NULL, 0, -1);
+}
+
+/* Sends them.  Not under the arena lock. */
+void egpu_commands_answer(void)
+{
+    for (uint32_t i = 0; i < answer_count; i++)
+        egpu_wire_send(EGPU_COMMAND_DONE, answers[i].request, &answers[i].message,
+                       sizeof answers[i].message, NULL, NULL, 0, -1);
+    answer_count = 0;
 }
 
 static void refuse(uint32_t request, uint32_t error)

@@ -142,6 +142,7 @@ uint64_t egpu_arena_tick(uint64_t now)
         sleep = want < sleep ? want : sleep;
     }
     pthread_mutex_unlock(&egpu.arena_lock);
+    egpu_commands_answer();
     answer(waiting, ready);
     return sleep;
 }
@@ -201,6 +202,7 @@ void egpu_commands(struct arena *arena)
     if (arena->command.kind != 0 && (atomic_load(&arena->state) != ARENA_READY || alive(arena)))
         egpu_command_turn(arena);
     pthread_mutex_unlock(&egpu.arena_lock);
+    egpu_commands_answer();
 }
 
 /* The word that probes of captured launches test. */
