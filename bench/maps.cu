@@ -82,8 +82,8 @@ static const Kernel kKernels[] = {
 };
 
 int main(int argc, char **argv) {
-  const int launches = argc > 1 ? std::atoi(argv[1]) : 20;
-  const unsigned threads = argc > 2 ? std::atoi(argv[2]) : 1u << 24;
+  const int launches = argc > 1 ? std::atoi(argv[1]) : 10;
+  const unsigned threads = argc > 2 ? std::atoi(argv[2]) : 1u << 22;
   if (launches < 1 || threads < kThreads) return 2;
   u64 *table;
   CHECK(cudaMalloc(&table, (4u << 20) * sizeof(u64)));
@@ -98,6 +98,7 @@ int main(int argc, char **argv) {
     std::vector<float> times;
     for (int i = -kWarmUp; i < launches; ++i) {
       float milliseconds;
+      if (i == 1 - kWarmUp) std::fprintf(stderr, "%s: first launch done\n", kernel.name);
       CHECK(cudaEventRecord(start));
       kernel.run<<<threads / kThreads, kThreads>>>(table);
       CHECK(cudaEventRecord(stop));
@@ -108,6 +109,7 @@ int main(int argc, char **argv) {
     std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
     std::printf("%s\"%s\": %.3f", comma, kernel.name, 1000.0 * times[times.size() / 2]);
     comma = ", ";
+    std::fprintf(stderr, "%s %.1f us\n", kernel.name, 1000.0 * times[times.size() / 2]);
   }
   CHECK(cudaGetLastError());
   std::printf("}}\n");

@@ -74,6 +74,7 @@ int main(int argc, char **argv) {
       comma = ", ";
     }
     std::printf("}");
+    std::fprintf(stderr, "%s done\n", size.name);
   }
   CHECK(cudaGetLastError());
   std::printf("}\n");

@@ -84,6 +84,7 @@ int main(int argc, char **argv) {
     std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
     std::printf("%s\"%s\": %.3f", comma, kernel.name, 1000.0 * times[times.size() / 2]);
     comma = ", ";
+    std::fprintf(stderr, "%s %.1f us\n", kernel.name, 1000.0 * times[times.size() / 2]);
   }
   CHECK(cudaGetLastError());
   std::printf("}}\n");
