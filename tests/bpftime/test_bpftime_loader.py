@@ -141,6 +141,16 @@ def test_example_6_a_map_of_the_gpu_and_of_linux(built):
     assert value_of(done.stdout, "call_count", "01000000") == 1000 + 4
 
 
+def test_a_gpu_program_that_reads_what_linux_adds_is_refused(built):
+    if why := linux_refuses():
+        pytest.skip(f"Linux runs no uprobe programs here: {why}")
+    uprobe = ("--uprobe", place_of(built.workload, "launch_once"))
+    done = under(built, "reads_shared", *uprobe, workload=adding(built))
+    assert done.returncode == 1
+    assert "program cuda__enter reads or writes map call_count" in done.stderr
+    assert "C[0]" not in done.stdout  # the workload was not started
+
+
 def test_values_that_must_cross_between_linux_and_the_gpu_are_refused(built):
     uprobe = ("--uprobe", place_of(built.workload, "launch_once"))
     done = under(built, "launchlate", *uprobe, workload=adding(built))

@@ -26,8 +26,8 @@ from egpu.loader.programs import (
     place_of,
 )
 from egpu.loader.protocol import Op, Request
+from egpu.loader.sharing import check_gpu, check_linux
 from egpu.session import Session
-from egpu.session.additive import added_to_only
 
 SOCKET_NAME = "loader.sock"
 _CODE_AT = wire.NAME_SIZE + wire.LICENSE_SIZE
@@ -87,22 +87,8 @@ class LoaderServer:
             if point is not None:
                 programs = [directly(programs, only, point)]
             made, numbers = collect(programs, specs)
-            self._check_shared(programs)
+            check_gpu(programs, {n: each for n, each in specs.items() if self._maps[n].linux})
             return made, tuple(self._maps[number] for number in numbers)
-
-    def _check_shared(self, programs: list[LoadedProgram]) -> None:
-        """Maps that Linux's programs have, too, are only added to on the GPU."""
-        for program in programs:
-            if not program.points or program.verified is None:
-                continue
-            added = added_to_only([program.verified], len(program.numbers))
-            for index, number in enumerate(program.numbers):
-                if self._maps[number].linux is not None and index not in added:
-                    raise UnsupportedError(
-                        f"program {program.name} reads or writes map "
-                        f"{self._maps[number].spec.name}, which programs of Linux add to",
-                        needs="atomic additions only: each side has values of its own",
-                    )
 
     def bind(self, session: Session, maps: tuple[LoaderMap, ...]) -> None:
         """From now on ``maps`` are those of ``session``, which has them in this order."""
@@ -225,16 +211,7 @@ class LoaderServer:
     def _link_to_linux(self, program: LoadedProgram, place: str, *, leaving: bool) -> int:
         """A uprobe: Linux runs it, on copies of maps that it only adds to."""
         maps = {number: self._maps[number].spec for number in program.numbers}
-        added: frozenset[int] = frozenset()
-        if program.verified is not None:
-            added = added_to_only([program.verified], len(maps))
-        for index, spec in enumerate(maps.values()):
-            if index not in added:
-                raise UnsupportedError(
-                    f"program {program.name} at {place}: it does more with map {spec.name} than "
-                    "add to it, and Linux and the GPU do not see each other's values",
-                    needs="atomic additions whose result is not used",
-                )
+        check_linux(program, place, tuple(maps.values()))
         self._linux.attach(program.code, maps, place, leaving=leaving, license=program.license)
         for number in program.numbers:
             self._maps[number].linux = self._linux.arrays[number]
