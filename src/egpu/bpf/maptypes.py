@@ -59,7 +59,13 @@ class MapTraits:
     per_sm: bool = False
     per_thread: bool = False  # programs reach the running thread's own value only
     evicts: bool = False  # a full map gives up its least recently used entry for a new one
-    probes: int = 0  # slots of a table that a helper may have to look at, 0 if it has no table
+    probes: int = 0  # slots in which a key may lie, 0 if there is no table
+
+    @property
+    def insertion_probes(self) -> int:
+        """Slots that an insertion may have to look at: for the key, a free slot, rivals (twice),
+        the key again in a full map, and what to evict."""
+        return self.probes * (6 if self.evicts else 5)
 
     @property
     def keyless(self) -> bool:
@@ -134,9 +140,9 @@ MAP_TRAITS: dict[MapType, MapTraits] = {
     MapType.RINGBUF:      MapTraits(Storage.RING, has_values=False),
     MapType.PERF_EVENT_ARRAY: MapTraits(Storage.RING, has_values=False),
     MapType.GPU_RINGBUF:  MapTraits(Storage.RING, has_values=False),
-    MapType.LRU_HASH:     MapTraits(Storage.HASH, evicts=True, probes=2 * HASH_WINDOW),
+    MapType.LRU_HASH:     MapTraits(Storage.HASH, evicts=True, probes=HASH_WINDOW),
     MapType.LRU_PERCPU_HASH: MapTraits(
-        Storage.PER_SM_HASH, per_sm=True, evicts=True, probes=2 * HASH_WINDOW
+        Storage.PER_SM_HASH, per_sm=True, evicts=True, probes=HASH_WINDOW
     ),
     MapType.QUEUE:        MapTraits(Storage.DEQUE, has_values=False),
     MapType.STACK:        MapTraits(Storage.DEQUE, has_values=False),

@@ -333,7 +333,9 @@ class _Call:
             self.ring_bytes += self.prints.finish()
         spent = cost.ring(self.ring_bytes)
         if Arg.KEY in self.helper.args:
-            spent += cost.probes(traits(self.setting.map(self.map).type).probes)
+            kind = traits(self.setting.map(self.map).type)
+            inserts = Arg.VALUE in self.helper.args
+            spent += cost.probes(kind.insertion_probes if inserts else kind.probes)
         if Arg.MAP in self.helper.args and Arg.CALLBACK in self.helper.args:
             spec = self.setting.map(self.map)
             # Every slot of a table is looked at, whether it has an entry or not.
