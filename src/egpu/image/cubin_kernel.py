@@ -89,7 +89,7 @@ def open_kernel(parts: CubinParts, name: str) -> Kernel:
         info=found[0],
         constants=found[1],
         attributes=attributes,
-        registers=rows.get("REGCOUNT", 0),
+        registers=rows.get("REGCOUNT", parts.parts[symbol.section].info >> REGISTERS_SHIFT),
         frame=rows.get("FRAME_SIZE", 0),
         parameters=_parameters(attributes),
         parameter_size=0,
@@ -228,6 +228,6 @@ def _changed_rows(
             seen.add(name)
         else:
             out.append(each)
-    if "REGCOUNT" not in seen:
+    if "REGCOUNT" not in seen and not parts.parts[kernel.text].info >> REGISTERS_SHIFT:
         raise InputError(f"no register count of {kernel.name}", where="cubin")
     return out

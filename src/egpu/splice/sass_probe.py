@@ -38,6 +38,7 @@ from egpu.splice.sass_encoding import (
 from egpu.splice.sass_ptx import (
     ENTRY,
     EXIT,
+    LARGE_PARAMETERS,
     START_PLACES,
     Manner,
     Shape,
@@ -96,7 +97,8 @@ def assemble_probes(kernel: Kernel, setting: ProbeSetting, manner: Manner) -> Pr
     """The probes' machine code for ``kernel``, entry and exit probes in their orders."""
     shape = Shape(kernel.name, kernel.parameters, kernel.parameter_size)
     blocks = None
-    if not reads_parameters(setting.probes):
+    many = shape.size + LAUNCH_BLOCK_SIZE > LARGE_PARAMETERS  # they may lie elsewhere in the bank
+    if not many and not reads_parameters(setting.probes):
         blocks = _moved(shape.size, setting, manner)
     if blocks is None:
         blocks = _lift(shape, setting, manner)

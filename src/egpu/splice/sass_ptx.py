@@ -20,7 +20,7 @@ from egpu.splice.ptx_relocate import Setting, needs, resolve
 ENTRY, EXIT = "egpu_entry", "egpu_exit"
 # PTX ISA versions that know a target, and the first that takes more than 4352 bytes of parameters.
 _VERSIONS = {80: (7, 0), 86: (7, 1), 89: (7, 8), 90: (7, 8)}
-_LARGE_PARAMETERS, _LARGE_VERSION = 4352, (8, 1)
+LARGE_PARAMETERS, _LARGE_VERSION = 4352, (8, 1)
 # Bytes of shared memory that no kernel has, as far as an LDS reaches (24 bits, signed): where the
 # saved start is "read".
 START_PLACES = {RelocKind.START_TIME: 0x697000, RelocKind.START_CLOCK: 0x697010}
@@ -78,7 +78,7 @@ def probe_text(
     """The module that is assembled; InputError when a probe reads a parameter that is not there."""
     parameters = _parameter_list(shape, probes)
     version = max(_VERSIONS[arch], *(each.isa for each in probes))
-    if shape.size + LAUNCH_BLOCK_SIZE > _LARGE_PARAMETERS:
+    if shape.size + LAUNCH_BLOCK_SIZE > LARGE_PARAMETERS:
         version = max(version, _LARGE_VERSION)
     head = f".version {version[0]}.{version[1]}\n.target sm_{arch}\n.address_size 64\n"
     names = added_names("")

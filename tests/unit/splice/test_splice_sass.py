@@ -11,8 +11,9 @@ from egpu.codegen.device_code import RelocKind
 from egpu.errors import InputError, UnsupportedError
 from egpu.image.cubin import list_cubin_kernels, open_cubin
 from egpu.image.cubin_alone import alone
+from egpu.image.cubin_attributes import read_attributes, write_attributes
 from egpu.image.cubin_contents import contents_of
-from egpu.image.cubin_edit import read_symbols, take_apart
+from egpu.image.cubin_edit import put_together, read_symbols, take_apart
 from egpu.image.cubin_kernel import open_kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE
 from egpu.splice.sass import splice_sass
@@ -374,6 +375,44 @@ def test_a_tensor_kernel():
     )
     disassembled(spliced.image)
     assert spliced.hidden_offset == 192  # behind a tensor map that lies at 64 bytes of the bank
+
+
+@pytest.mark.parametrize("arch", ["80", "86", "89"])
+def test_where_many_parameters_lie_depends_on_their_number(arch):
+    """Before sm_90 more than 4352 bytes lie elsewhere in the bank, so none can be added there."""
+    text = (
+        ".version 8.1\n.target sm_80\n.address_size 64\n"
+        ".visible .entry k(.param .align 8 .b8 p[{}]) {{ ret; }}\n"
+    )
+
+    def spliced(size):
+        original = assemble(text.format(size), f"sm_{arch}")
+        was = open_kernel(take_apart(open_cubin(original)), "k")
+        image = splice_sass(original, "k", (count(ENTRY),), LAYOUT, assemble).image
+        now = open_kernel(take_apart(open_cubin(image)), "k")
+        assert now.bank_offset == was.bank_offset
+        return now.bank_offset
+
+    assert spliced(4320) != spliced(8000)
+    with pytest.raises(UnsupportedError, match="PTX lays out otherwise"):
+        spliced(4328)
+
+
+def test_the_register_count_may_stand_in_the_section_alone():
+    """Older assemblers have no other."""
+    original = cubin("plain", "80")
+    parts = take_apart(open_cubin(original))
+    at = parts.find(".nv.info")
+    rows = [each for each in read_attributes(parts.parts[at].data) if each.code != 0x2F]
+    without = put_together(parts.with_data({at: write_attributes(rows)}))
+    spliced = splice_sass(without, "vector_add", EVERYTHING, LAYOUT, assemble)
+    expected = splice_sass(original, "vector_add", EVERYTHING, LAYOUT, assemble)
+    assert (spliced.was_registers, spliced.registers) == (
+        expected.was_registers,
+        expected.registers,
+    )
+    now = open_kernel(take_apart(open_cubin(spliced.image)), "vector_add")
+    assert now.registers == spliced.registers
 
 
 @pytest.mark.parametrize("size", [4064, 4088, 4320, 4328, 8000, 32728])
