@@ -87,7 +87,7 @@ def _begin(key: HashKey, rounds: Rounds) -> None:
     claiming = key.counter("claiming")
     seen = body.call("i64", "egpu.load_gpu", f"i64 {claiming}")
     rounds.again_unless(body.compare("ult", "i64", seen, most))
-    old = body.call("i64", "egpu.fetch_add_gpu", f"i64 {claiming}", "i64 1")
+    old = body.call("i64", "egpu.take_gpu", f"i64 {claiming}", "i64 1")
     go, stop = body.fresh("go"), body.fresh("stop")
     body.branch_if(body.compare("ult", "i64", old, most), go, stop)
     body.label(stop)
@@ -159,7 +159,7 @@ def _reserve(key: HashKey, withdraw: str) -> None:
     """Take a place in the map, or go to ``withdraw``."""
     body = key.body
     count = key.counter("count")
-    word = body.call("i64", "egpu.fetch_add_gpu", f"i64 {count}", f"i64 {_ENTERING}")
+    word = body.call("i64", "egpu.take_gpu", f"i64 {count}", f"i64 {_ENTERING}")
     _, crowded = _room(key, word)
     undo, ready = body.fresh("undo"), body.fresh("ready")
     body.branch_if(crowded, undo, ready)
@@ -198,7 +198,7 @@ def _enter(key: HashKey, rounds: Rounds, held: tuple[str, str], where: tuple[str
     body.branch_if(key.settle(slot), alone, lost)
     body.label(alone)
     entry = body.add(entering, HASH_FULL - HASH_ENTERING)
-    old = body.call("i64", "egpu.swap_gpu", f"i64 {slot}", f"i64 {entering}", f"i64 {entry}")
+    old = body.call("i64", "egpu.cas_gpu", f"i64 {slot}", f"i64 {entering}", f"i64 {entry}")
     body.branch_if(body.compare("eq", "i64", old, entering), won, lost)
     body.label(won)
     if key.evicts:
@@ -216,7 +216,7 @@ def _enter(key: HashKey, rounds: Rounds, held: tuple[str, str], where: tuple[str
 def _count_entry(key: HashKey, rounds: Rounds, slot: str, owing: str) -> None:
     """Count a new entry of an LRU map: give 0, or owe one from the next round on."""
     body = key.body
-    word = body.call("i64", "egpu.fetch_add_gpu", f"i64 {key.counter('count')}", "i64 1")
+    word = body.call("i64", "egpu.take_gpu", f"i64 {key.counter('count')}", "i64 1")
     full, _ = _room(key, word)
     owe, done = body.fresh("owe"), body.fresh("done")
     body.branch_if(full, owe, done)

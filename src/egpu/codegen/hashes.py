@@ -38,6 +38,12 @@ step 5 finds b's slot ENTERING and undoes it, which cannot succeed once b is FUL
 Why somebody gets on: an insertion withdraws in steps 5 and 6 only because the key is an entry, or
 because it is ENTERING nearer to home, and of all that are ENTERING the nearest to home is never
 undone by another.  No step waits; a thread that tries again has nothing claimed meanwhile.
+
+Orders: a slot is claimed with acquire, so what is written into it comes after; ENTERING is a
+release store, and whoever acquires the FULL that follows it sees everything from before it;
+``count`` is raised with release after that.  What reserves a place or undoes a rival needs no
+order.
+
 Trying is bounded: after ``rounds.ROUNDS`` rounds -EBUSY is given and counted.
 """
 

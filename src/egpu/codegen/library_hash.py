@@ -157,7 +157,7 @@ look:
   br i1 %free, label %try, label %taken
 try:
   %busy = or i64 %state, %want
-  %old = call i64 @egpu.swap_gpu(i64 %slot, i64 %state, i64 %busy)
+  %old = call i64 @egpu.claim_gpu(i64 %slot, i64 %state, i64 %busy)
   %won = icmp eq i64 %old, %state
   br i1 %won, label %claimed, label %taken
 claimed:
@@ -238,7 +238,7 @@ rival:
   br i1 %weaker, label %undo, label %lost
 undo:
   %claimed = sub i64 %state, {HASH_ENTERING - HASH_CLAIMED}
-  %old = call i64 @egpu.swap_gpu(i64 %slot, i64 %state, i64 %claimed)
+  %old = call i64 @egpu.cas_gpu(i64 %slot, i64 %state, i64 %claimed)
   %undone = icmp eq i64 %old, %state
   br i1 %undone, label %on, label %again
 again:

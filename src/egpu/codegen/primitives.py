@@ -89,6 +89,10 @@ _PTX_FUNCTIONS = (
          "atom.acq_rel.gpu.global.add.u64 $0, [$1], $2;", "=l,l,l,~{memory}"),
     _asm("swap_gpu", "i64", "i64 %a, i64 %c, i64 %v",
          "atom.acq_rel.gpu.global.cas.b64 $0, [$1], $2, $3;", "=l,l,l,l,~{memory}"),
+    _asm("claim_gpu", "i64", "i64 %a, i64 %c, i64 %v",
+         "atom.acquire.gpu.global.cas.b64 $0, [$1], $2, $3;", "=l,l,l,l,~{memory}"),
+    _asm("take_gpu", "i64", "i64 %a, i64 %v",
+         "atom.relaxed.gpu.global.add.u64 $0, [$1], $2;", "=l,l,l,~{memory}"),
     _asm("pin_gpu", "i64", "i64 %a",
          "atom.acquire.gpu.global.add.u64 $0, [$1], 1;", "=l,l,~{memory}"),
     _asm("max_gpu", "void", "i64 %a, i64 %v",
@@ -158,6 +162,13 @@ _HOST_FUNCTIONS = (
     _function("add_release_gpu", "void", "i64 %a, i64 %v",
               "  %p = inttoptr i64 %a to ptr\n"
               "  %r = atomicrmw add ptr %p, i64 %v seq_cst, align 8\n  ret void"),
+    _function("claim_gpu", "i64", "i64 %a, i64 %c, i64 %v",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %q = cmpxchg ptr %p, i64 %c, i64 %v seq_cst seq_cst, align 8\n"
+              "  %r = extractvalue { i64, i1 } %q, 0\n  ret i64 %r"),
+    _function("take_gpu", "i64", "i64 %a, i64 %v",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %r = atomicrmw add ptr %p, i64 %v seq_cst, align 8\n  ret i64 %r"),
     _function("pin_gpu", "i64", "i64 %a",
               "  %p = inttoptr i64 %a to ptr\n"
               "  %r = atomicrmw add ptr %p, i64 1 seq_cst, align 8\n  ret i64 %r"),

@@ -30,6 +30,8 @@ ORDERED = {
     "fetch_add_gpu": ("i64 %a, i64 %v", "i64"),
     "swap_gpu": ("i64 %a, i64 %c, i64 %v", "i64"),
     "add_release_gpu": ("i64 %a, i64 %v", "void"),
+    "claim_gpu": ("i64 %a, i64 %c, i64 %v", "i64"),
+    "take_gpu": ("i64 %a, i64 %v", "i64"),
     "pin_gpu": ("i64 %a", "i64"),
     "or_gpu": ("i64 %a, i64 %v", "void"),
     "max_gpu": ("i64 %a, i64 %v", "void"),
