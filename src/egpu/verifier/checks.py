@@ -121,7 +121,8 @@ def dereferenced(setting: Setting, value: Value, register: int, access: Access) 
         raise Refusal(
             "P13" if pointer.mask else "P2",
             f"r{register} is a number, not a pointer ({describe(pointer, setting.program)})",
-            hint="device and host addresses cannot be dereferenced",
+            hint="device and host addresses cannot be dereferenced"
+            + ("; bpf_probe_read reads there" if access is Access.READ else ""),
         )
     if pointer.null:
         text = describe(pointer, setting.program)
