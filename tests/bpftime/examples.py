@@ -259,6 +259,13 @@ def enders(example: Example, ran: Ran) -> None:
     ]
 
 
+def printing(example: Example, ran: Ran) -> None:
+    right_sums(example, ran)
+    kinds = ("Exited (with tsp)", "Exited (without tsp)", "Exited")
+    lines = (f"{kinds[thread % 3]} {thread}" for thread in range(example.threads))
+    assert Counter(ran.prints) == dict.fromkeys(lines, example.launches)
+
+
 def shared(example: Example, ran: Ran) -> None:
     right_sums(example, ran)
     assert values(ran, "call_count")[0] == example.threads * example.launches
@@ -295,6 +302,7 @@ EXAMPLES = (
     Example(18, "llama", "rms", (6, 1, 1), (96, 1, 1), threadhist),
     Example(19, "pytorch", "sort", (4, 1, 1), (32, 1, 1), threadhist),
     Example(0, "errors", _ADD, _ONE, _TEN, errors, launches=1, slots=7, needs=_HASH),
+    Example(1, "printing", _ADD, _ONE, (70, 1, 1), printing),
     Example(0, "enders", _ADD, (5, 1, 1), (66, 1, 1), enders, needs=("--allow-control",)),
     Example(0, "traced", "traced", (3, 1, 1), (33, 1, 1), traced, needs=_HASH,
             large=Size((1000, 1, 1), (33, 1, 1))),

@@ -31,10 +31,19 @@ SITE, TIME, LAUNCH, KERNEL, SM, BLOCK, THREAD = 0, 8, 16, 24, 28, 32, 44
 
 @dataclass(frozen=True, slots=True)
 class PrintCall:
-    """One call in a program: its format, and for each value 0 (a number) or bytes of text."""
+    """One call in a program: its format, and for each value 0 (a number) or bytes of text.
+
+    ``others``: formats that it may have instead, with as many numbers: compilers make one call of
+    two at the ends of branches.
+    """
 
     format: str
     values: tuple[int, ...]
+    others: tuple[str, ...] = ()
+
+    def each(self) -> tuple[PrintCall, ...]:
+        """A call for every format."""
+        return tuple(PrintCall(text, self.values) for text in (self.format, *self.others))
 
     @property
     def size(self) -> int:

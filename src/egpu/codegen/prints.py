@@ -12,6 +12,7 @@ from egpu.bpf.prints import (
     SM,
     THREAD,
     TIME,
+    PrintCall,
 )
 from egpu.codegen.helper_call import Call, argument_place, copy
 from egpu.codegen.ir import GENERIC, GLOBAL
@@ -45,7 +46,7 @@ def print_line(call: Call) -> str:
     write, done = body.fresh("write"), body.fresh("done")
     body.branch_if(body.compare("eq", "i64", record, "0"), done, write)
     body.label(write)
-    _header(call, record, shown.site)
+    _header(call, record, _site(call, shown))
     for position, (at, size) in enumerate(zip(shown.offsets(), shown.values, strict=True)):
         target = body.add(record, at)
         if size:
@@ -61,10 +62,51 @@ def print_line(call: Call) -> str:
     return body.load("i64", "ptr", result, 8)
 
 
-def _header(call: Call, record: str, site: int) -> None:
+def _site(call: Call, shown: PrintCall) -> str:
+    """The site of the format that the call has now: of several, by bytes that tell them apart.
+
+    The shortest is asked for first: what is read of the memory is never past the end of what can
+    still be there.
+    """
+    body = call.scope.body
+    rows = sorted(shown.each(), key=lambda each: len(each.format.encode()))
+    sites = [str(each.site - (1 << 64) if each.site >> 63 else each.site) for each in rows]
+    if len(rows) == 1:
+        return sites[0]
+    texts = [each.format.encode() + b"\0" for each in rows]
+    result = body.variable(body.fresh("site"), "i64")
+    done = body.fresh("known")
+    for number, (text, site) in enumerate(zip(texts[:-1], sites[:-1], strict=True)):
+        body.store("i64", site, "ptr", result, 8)
+        other = body.fresh("other")
+        body.branch_if(_is_format(call, text, texts[number + 1 :]), done, other)
+        body.label(other)
+    body.store("i64", sites[-1], "ptr", result, 8)
+    body.branch(done)
+    body.label(done)
+    return body.load("i64", "ptr", result, 8)
+
+
+def _is_format(call: Call, text: bytes, others: list[bytes]) -> str:
+    """Whether ``text`` is behind r1, where one of ``others``, not shorter, could be."""
+    body = call.scope.body
+    places = {
+        next(at for at, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1])
+        for other in others
+    }
+    memory = argument_place(call, 1, max(places) + 1)
+    result = "true"
+    for at in sorted(places):
+        pointer = body.value(f"getelementptr i8, {memory.space} {memory.pointer}, i64 {at}")
+        byte = load_from(call.scope, Place(pointer, memory.space, 1, memory.shared), 8)
+        result = body.binary("and", "i1", result, body.compare("eq", "i8", byte, str(text[at])))
+    return result
+
+
+def _header(call: Call, record: str, site: str) -> None:
     scope, body = call.scope, call.scope.body
     words = {
-        SITE: str(site - (1 << 64) if site >> 63 else site),
+        SITE: site,
         TIME: body.call("i64", "egpu.globaltimer"),
         LAUNCH: scope.launch("launch_id"),
     }

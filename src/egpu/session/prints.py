@@ -40,7 +40,12 @@ class PrintTotals:
 
 def print_calls(programs: Iterable[VerifiedProgram]) -> dict[int, PrintCall]:
     """Every call that ``programs`` print by, by site."""
-    return {call.site: call for program in programs for call in program.facts.prints.values()}
+    return {
+        call.site: call
+        for program in programs
+        for shown in program.facts.prints.values()
+        for call in shown.each()
+    }
 
 
 class Prints:

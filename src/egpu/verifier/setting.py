@@ -98,14 +98,28 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrintSeen:
-    """What a printing call shows, joined over every way so far."""
+    """What a printing call shows, joined over every way so far; ``others`` are further formats."""
 
     format: str
     texts: tuple[Text, ...]
+    others: tuple[str, ...] = ()
 
     def call(self) -> PrintCall:
         """As code generation has it: texts as long as is wanted on one way and safe on all."""
-        return PrintCall(self.format, tuple(min(text) for text in self.texts))
+        return PrintCall(self.format, tuple(min(text) for text in self.texts), self.others)
+
+    def with_format(self, other: PrintSeen, pc: int) -> PrintSeen:
+        """Joined with what the call shows on another way by another format."""
+        numbers = not any(text.wanted for text in (*self.texts, *other.texts))
+        if len(self.texts) != len(other.texts) or not numbers:
+            raise Refusal(
+                "P2",
+                f"one call shows {self.format!r} or {other.format!r}",
+                pc,
+                "call the helper once for each format that has a %s or another number of values",
+            )
+        known = sorted({self.format, *self.others, other.format})
+        return PrintSeen(known[0], self.texts, tuple(known[1:]))
 
 
 # Regions that one instruction may reach on different ways: plain memory behind generic addresses.
@@ -147,18 +161,13 @@ class Recorder:
     def printed(self, pc: int, shown: PrintSeen) -> PrintCall:
         """Join what a call shows with what it shows on other ways. Gives the join."""
         before = self.prints.get(pc, shown)
-        if before.format != shown.format:
-            raise Refusal(
-                "P2",
-                f"one call shows {before.format!r} or {shown.format!r}",
-                pc,
-                "call the helper once for each format",
-            )
+        if shown.format not in (before.format, *before.others):
+            before = before.with_format(shown, pc)
         texts = tuple(
             Text(max(one.wanted, other.wanted), min(one.room, other.room))
             for one, other in zip(before.texts, shown.texts, strict=True)
         )
-        self.prints[pc] = PrintSeen(shown.format, texts)
+        self.prints[pc] = PrintSeen(before.format, texts, before.others)
         return self.prints[pc].call()
 
     def seen(

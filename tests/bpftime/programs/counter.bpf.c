@@ -30,8 +30,11 @@ int cuda__retprobe(void)
 	bpf_get_thread_idx(&thread.x, &thread.y, &thread.z);
 	__u32 key = thread.x;
 	__u64 *start = bpf_map_lookup_elem(&start_ts, &key);
-	if (!start)
+	if (!start) {
+		char format[] = "Exited without a start, thread %lu\n";
+		print(format, sizeof(format), thread.x);
 		return 0;
+	}
 	/* The original adds by look-up and update, which loses what others add meanwhile. */
 	add(&total_time_ns, pid(), now - *start);
 	bpf_map_delete_elem(&start_ts, &key);
