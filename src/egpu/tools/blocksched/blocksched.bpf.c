@@ -11,7 +11,6 @@
 #include "egpu.bpf.h"
 
 #define SLOTS (1 << 16) /* of blocks that are on the device at one time */
-#define TRIES 8
 
 struct block {
 	__u64 launch;
@@ -36,7 +35,7 @@ struct {
 /* Where the groups of a block meet. */
 struct meeting {
 	__u64 key;   /* launch and index; 0: free */
-	__u64 start; /* set by the group that thread 0 leaves with */
+	__u64 start; /* set by the group that thread 0 leaves with; 0 before */
 	__u64 late;  /* last exit */
 	__u64 count; /* of the lanes that arrived */
 };
@@ -64,6 +63,18 @@ struct {
 static __always_inline void add(__u64 *sum, __u64 amount)
 {
 	__atomic_fetch_add(sum, amount, __ATOMIC_RELAXED);
+}
+
+/* Keeps the compiler from making a flag, by a branch, of what a compare-and-swap gave, and from
+ * branching again on that. */
+#define OPAQUE(value) asm volatile("" : "+r"(value))
+
+static __always_inline __u64 swap(__u64 *at, __u64 old, __u64 new)
+{
+	__u64 was = __sync_val_compare_and_swap(at, old, new);
+
+	OPAQUE(was);
+	return was;
 }
 
 /* How many bits are set. */
@@ -98,42 +109,26 @@ static __always_inline struct meeting *meet(__u64 key, __u32 first)
 		return 0;
 	if (*(volatile __u64 *)&one->key == key)
 		return one;
-	if (__sync_val_compare_and_swap(&two->key, key, key) == key)
+	if (swap(&two->key, key, key) == key)
 		return two;
-	was = __sync_val_compare_and_swap(&one->key, 0, key);
-	if (was == 0 || was == key)
-		return one;
-	was = __sync_val_compare_and_swap(&two->key, 0, key);
-	if (was == 0 || was == key)
-		return two;
-	return 0;
-}
-
-/* Makes *at at least `value`, unless others are faster every time: then they left at the same time. */
-static __always_inline void raise(__u64 *at, __u64 value)
-{
-	__u64 seen = *(volatile __u64 *)at;
-	int i;
-
-#pragma clang loop unroll(disable)
-	for (i = 0; i < TRIES && seen < value; i++) {
-		__u64 was = __sync_val_compare_and_swap(at, seen, value);
-
-		if (was == seen)
-			return;
-		seen = was;
+	was = swap(&one->key, 0, key);
+	if (was && was != key) {
+		one = two;
+		was = swap(&one->key, 0, key);
+		if (was && was != key)
+			return 0;
 	}
+	return one;
 }
 
 /* True for the group that completes the block; then start and end are the block's.
  *
  * The exchange that adds is ordered (RFC 9669: with a result), so who sees the last count sees what
  * the others put there before their own additions. */
-static __always_inline int arrive(struct block *b, __u64 entry, __u64 now, __u32 amount, int first)
+static __always_inline int arrive(struct block *b, __u64 entry, __u64 now, __u32 amount, __u32 thread)
 {
 	__u64 key = 1ull << 63 | b->launch << 32 | b->index; /* never 0 */
 	struct meeting *m;
-	__u64 late;
 
 	b->start = entry;
 	b->end = now;
@@ -147,16 +142,13 @@ static __always_inline int arrive(struct block *b, __u64 entry, __u64 now, __u32
 			add(&l->crowded, 1);
 		return 0;
 	}
-	if (first)
-		m->start = entry;
-	raise(&m->late, now);
+	if (!thread) /* one group of a block: the maximum of 0 and this stores it, seen by all SMs */
+		egpu_atomic_max(&m->start, entry);
+	egpu_atomic_max(&m->late, now);
 	if (__sync_fetch_and_add(&m->count, amount) + amount != b->threads)
 		return 0;
-	b->start = *(volatile __u64 *)&m->start;
-	late = *(volatile __u64 *)&m->late;
-	if (late > now)
-		b->end = late;
-	m->late = 0;
+	b->start = __sync_lock_test_and_set(&m->start, 0);
+	b->end = __sync_lock_test_and_set(&m->late, 0);
 	m->count = 0;
 	__sync_lock_test_and_set(&m->key, 0);
 	return 1;
@@ -168,7 +160,7 @@ int leave(void *ctx)
 	__u64 now = egpu_globaltimer(ctx);
 	__u64 plane = (__u64)egpu_grid_x(ctx) * egpu_grid_y(ctx); /* below 2^47 */
 	struct block b = {};
-	int first;
+	__u32 thread;
 
 	if (plane * egpu_grid_z(ctx) >> 32) {
 		struct lost *l = losses();
@@ -188,8 +180,8 @@ int leave(void *ctx)
 	b.threads = egpu_block_dim_x(ctx) * egpu_block_dim_y(ctx) * egpu_block_dim_z(ctx);
 	b.flags = egpu_flags(ctx);
 	/* The first active lane is thread (0,0,0) of its block exactly once a block. */
-	first = egpu_thread_x(ctx) == 0 && egpu_thread_y(ctx) == 0 && egpu_thread_z(ctx) == 0;
-	if (!arrive(&b, egpu_start_time(ctx), now, lanes(egpu_active_mask(ctx)), first))
+	thread = egpu_thread_x(ctx) | egpu_thread_y(ctx) | egpu_thread_z(ctx);
+	if (!arrive(&b, egpu_start_time(ctx), now, lanes(egpu_active_mask(ctx)), thread))
 		return 0;
 	bpf_ringbuf_output(&blocks, &b, sizeof(b), 0);
 	return 0;
