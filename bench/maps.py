@@ -1,6 +1,6 @@
 """What map operations cost on a real GPU: rates, and ratios to the same atomics without a map.
 
-    python bench/maps.py [--only rates|rings|micro]... [--json FILE]
+    python bench/maps.py [--only rates|million|rings|micro]... [--json FILE]
 
 A time is the median of launches less that of the same kernel without a probe; every sum is checked
 against the number of threads, and a wrong one ends the benchmark without a number.
@@ -31,13 +31,13 @@ RATES = {
     "sm_warp": ("native_sm_warp", "per_sm"),
     "hash_add_uniform": ("native_hash_add_uniform", "rates.bpf.o.add_uniform"),
     "hash_add_zipf": ("native_hash_add_zipf", "add_zipf"),
-    "hash_add_million": ("native_hash_add_million", "add_million"),
     "hash_put_uniform": ("native_hash_put_uniform", ""),
     "hash_put_zipf": ("native_hash_put_zipf", ""),
     "pinned_add_uniform": ("native_hash_add_uniform", "rates_pinned.bpf.o.add_uniform"),
     "pinned_put_uniform": ("native_hash_put_uniform", ""),
     "pinned_put_zipf": ("native_hash_put_zipf", ""),
 }
+MILLION = {"hash_add_million": ("native_hash_add_million", "add_million")}
 RECORDS = tuple((kind, size) for kind in ("thread", "warp") for size in (16, 32, 64))
 # What bpftime's authors publish for these on an RTX 5090, as ratios to their baseline.
 PUBLISHED = {
@@ -112,8 +112,19 @@ def total(view: object) -> object:
 
 def rates(folder: Path) -> dict:
     """Operations per second, and the time of each as a multiple of the bare atomics' or stores'."""
-    names = {name for _, name in RATES.values() if name}
-    result, sums = run_probed([str(folder / "maps"), "10"], ["rates", "rates_pinned"], names)
+    argv = [str(folder / "maps"), "10"]
+    return rows_of(argv, ["rates", "rates_pinned"], RATES)
+
+
+def million(folder: Path) -> dict:
+    """The same with a map of a million entries."""
+    argv = [str(folder / "maps"), "10", str(1 << 22), "million"]
+    return rows_of(argv, ["rates_million"], MILLION)
+
+
+def rows_of(argv: list[str], programs: list[str], operations: dict) -> dict:
+    names = {name for _, name in operations.values() if name}
+    result, sums = run_probed(argv, programs, names)
     times, threads = result["us"], result["threads"]
     expected = threads * result["launches"]
     wrong = {
@@ -124,7 +135,7 @@ def rates(folder: Path) -> dict:
     if wrong:
         sys.exit(f"sums differ from {expected}: {wrong}")
     rows = []
-    for name, (native, _) in RATES.items():
+    for name, (native, _) in operations.items():
         own, bare = (max(times[kernel] - times["idle"], 0.001) for kernel in (name, native))
         rows.append(
             {
@@ -204,7 +215,12 @@ def print_micro(result: dict) -> None:
     print("in brackets: bpftime, as published")
 
 
-PARTS = {"rates": ("maps", rates), "rings": ("rings", rings), "micro": ("micro", micro)}
+PARTS = {
+    "rates": ("maps", rates),
+    "million": ("maps", million),
+    "rings": ("rings", rings),
+    "micro": ("micro", micro),
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -214,7 +230,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     chosen = options.only or list(PARTS)
     folder = ROOT / "build" / "bench"
-    build(folder, [PARTS[name][0] for name in chosen])
+    build(folder, sorted({PARTS[name][0] for name in chosen}))
     results = {}
     for name in chosen:
         result = results[name] = PARTS[name][1](folder)

@@ -25,7 +25,6 @@ struct {
 
 HASH(add_uniform, 65536);
 HASH(add_zipf, 65536);
-HASH(add_million, 1 << 20);
 HASH(put_uniform, 65536);
 HASH(put_zipf, 65536);
 
@@ -87,13 +86,6 @@ SEC("kprobe/hash_add_zipf")
 int hash_add_zipf(struct egpu_ctx *c)
 {
 	ADD(add_zipf, zipf(c));
-	return 0;
-}
-
-SEC("kprobe/hash_add_million")
-int hash_add_million(struct egpu_ctx *c)
-{
-	ADD(add_million, mixed(thread_id(c)) >> 12);
 	return 0;
 }
 
