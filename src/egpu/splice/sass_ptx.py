@@ -121,10 +121,14 @@ def _apart(level: Level, body: str, names: AddedNames) -> str:
         return body
     base = re.compile(rf"ld\.param\.u64 ([%$\w]+), \[{re.escape(names.launch)}\+0\];")
     zero = f"\n.reg .b64 %egpu_zero;\ncvt.u64.u32 %egpu_zero, {chosen[1]};"
-    head, rest = body[: chosen.end()], body[chosen.end() :]
-    return head + zero + base.sub(r"\g<0> add.s64 \1, \1, %egpu_zero;", rest)
+    head, rest = body[: chosen.start()], body[chosen.end() :]
+    early = "".join(f"{each[0]}\n" for each in _SLOW.finditer(rest))
+    rest = base.sub(r"\g<0> add.s64 \1, \1, %egpu_zero;", _SLOW.sub("", rest))
+    return head + early + chosen[0] + zero + rest
 
 
+# Special registers that take long to read and never change: they are read while the lane is chosen.
+_SLOW = re.compile(r"mov\.u32\s+[%$\w]+, %(?:smid|warpid);")
 # How a probe chooses the lane that runs it (codegen.probe): what is left of others decides.
 _CHOSEN = re.compile(r"setp\.ne\.b32\s+[%$\w]+_go, ([%$\w]+), 0;\n@[%$\w]+_go bra [%$\w]+;")
 
@@ -179,13 +183,13 @@ def _vector_mask(body: str) -> str:
     """Active masks in ordinary registers.
 
     The assembler may keep one in a uniform register for long.  At an exit several groups of a
-    warp's lanes can be inside the probe, and each needs its own; so the instruction gets a guard
-    that differs by lane as far as the assembler knows, but always holds.
+    warp's lanes can be inside the probe, and each needs its own; so something is added to it that
+    differs by lane as far as the assembler knows, and is nothing.
     """
     return _ACTIVE_MASK.sub(
-        r"{ .reg .pred %egpu_here; .reg .b32 %egpu_lanes; mov.u32 %egpu_lanes, %lanemask_lt; "
-        r"setp.ne.b32 %egpu_here, %egpu_lanes, -1; mov.b32 \1, 0; "
-        r"@%egpu_here activemask.b32 \1; }",
+        r"{ .reg .b32 %egpu_lanes, %egpu_over; mov.u32 %egpu_lanes, %lanemask_lt; "
+        r"mov.u32 %egpu_over, %lanemask_gt; and.b32 %egpu_lanes, %egpu_lanes, %egpu_over; "
+        r"activemask.b32 \1; or.b32 \1, \1, %egpu_lanes; }",
         body,
     )
 
