@@ -10,8 +10,10 @@ from egpu.bpf.object import read_object
 from egpu.errors import UnsupportedError
 from egpu.image import list_kernels, open_image
 from egpu.maps import plan
+from egpu.session import twins
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
+from egpu.session.cache import Way
 from egpu.session.twins import TwinBuilder
 from egpu.verifier import verify
 
@@ -51,3 +53,46 @@ def test_machine_code():
     twin = builder(machine_code=True).resolve(seen)
     assert isinstance(twin, Twin)
     assert twin.image.startswith(b"\x7fELF")
+
+
+IMAGES = ROOT / "tests" / "unit" / "images"
+needs_ptxas = pytest.mark.skipif(find_ptxas() is None, reason="the probes cannot be assembled")
+
+
+def way_of(name, *, machine_code, arch=90):
+    """How a kernel of the image ``name`` gets its probes on a device of ``arch``."""
+    data = (IMAGES / name).read_bytes()
+    device = DeviceInfo(0, arch // 10, arch % 10, 132, "test")
+    made = builder(machine_code=machine_code)
+    twin = made.resolve(KernelSeen(1, device, "add", 1, 1, image=lambda: data))
+    assert isinstance(twin, Twin), twin
+    (report,) = made.reports()
+    return report.way
+
+
+@needs_ptxas
+@pytest.mark.parametrize("name", ["zstd.fatbin", "plain.fatbin", "machine_code.fatbin"])
+def test_machine_code_comes_before_ptx(name):
+    assert way_of(name, machine_code=True) is Way.MACHINE_CODE
+
+
+@needs_ptxas
+def test_ptx_where_no_machine_code_is_asked_for_or_fits():
+    assert way_of("zstd.fatbin", machine_code=False) is Way.PTX
+    assert way_of("kernels.ptx", machine_code=True) is Way.PTX
+    # A device of sm_103 runs no cubin of sm_90, and the PTX for it.
+    assert way_of("zstd.fatbin", machine_code=True, arch=103) is Way.PTX
+
+
+@needs_ptxas
+def test_ptx_where_the_machine_code_is_refused(monkeypatch):
+    def refuse(*_):
+        raise UnsupportedError("this kernel")
+
+    monkeypatch.setattr(twins, "splice_sass", refuse)
+    assert way_of("zstd.fatbin", machine_code=True) is Way.PTX
+    data = (IMAGES / "machine_code.fatbin").read_bytes()
+    seen = KernelSeen(1, DeviceInfo(0, 9, 0, 132, "test"), "add", 1, 1, image=lambda: data)
+    refused = builder(machine_code=True).resolve(seen)
+    assert isinstance(refused, Refused)
+    assert refused.reason == "not supported: this kernel"
