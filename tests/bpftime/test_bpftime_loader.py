@@ -177,3 +177,14 @@ def test_a_workload_that_fails_keeps_its_exit_code(built):
     done = under(built, "threadhist", workload=[built.workload, "nothing"])
     assert done.returncode == 2
     assert value_of(done.stdout, "call_count", "00000000") == 0
+
+
+def test_plain_additions_need_a_word_of_their_own(built):
+    workload = adding(built, "--grid", "4", "--block", "64")
+    done = under(built, "racy", workload=workload)
+    assert done.returncode == 1
+    assert "updates by other threads in between are lost" in done.stderr
+    done = under(built, "racy", workload=workload, options=("--allow-lost-updates",))
+    assert done.returncode == 0, done.stderr
+    assert 3 <= value_of(done.stdout, "counter", "00000000") < 3 * 256
+    assert "updates may be lost, as was allowed" in " ".join(done.stdout.split())

@@ -74,6 +74,17 @@ def test_context_fields_have_bounds():
     assert refusal(inside.replace("and %r7, 15", "mov %r8, 1")).rule == "P2"
 
 
+def test_lost_updates_can_be_allowed():
+    text = (
+        "stw [%r10-4], 0\nlddw %r1, map_index 1\nmov %r2, %r10\nadd %r2, -4\ncall 1\n"
+        "jeq %r0, 0, end\nldxdw %r1, [%r0]\nadd %r1, 1\nstxdw [%r0], %r1\nend:\nmov %r0, 0\nexit"
+    )
+    assert refusal(text).rule == "P8"
+    verified = check(text, limits=Limits(lost_updates=True))
+    assert {warning.rule for warning in verified.warnings} == {"P8"}
+    assert any("updates by other threads" in str(warning) for warning in verified.warnings)
+
+
 # Policies
 
 

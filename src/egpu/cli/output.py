@@ -36,6 +36,11 @@ btf_option = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="The kernel's types for CO-RE relocations: BTF or vmlinux. Default: the running kernel's.",
 )
+lost_updates_option = click.option(
+    "--allow-lost-updates",
+    is_flag=True,
+    help="Warn of plain updates that other threads may undo, instead of refusing them.",
+)
 control_option = click.option(
     "--allow-control",
     is_flag=True,

@@ -16,6 +16,7 @@ from egpu.cli.output import (
     destination,
     json_option,
     load_object,
+    lost_updates_option,
     output_option,
     write_report,
 )
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
 @cost_limit_option
 @btf_option
 @control_option
+@lost_updates_option
 @click.option(
     "--explain",
     is_flag=True,
@@ -139,6 +141,7 @@ def command(
     pins: tuple[str, ...],
     map_deletions: bool,
     allow_control: bool,
+    allow_lost_updates: bool,
     every: int | None,
     explain: bool,
     verbose: bool,
@@ -174,6 +177,7 @@ def command(
         hash_maps=hash_maps,
         map_deletions=map_deletions,
         allow_control=allow_control,
+        lost_updates=allow_lost_updates,
         pins=dict(_pin(text) for text in pins),
         cost_limit=cost_limit,
         print_limit=print_limit,

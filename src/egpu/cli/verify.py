@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from egpu.cli.output import btf_option, control_option, cost_limit_option, json_option, load_object
+from egpu.cli.output import (
+    btf_option,
+    control_option,
+    cost_limit_option,
+    json_option,
+    load_object,
+    lost_updates_option,
+)
 from egpu.errors import InputError, VerifierError
 
 if TYPE_CHECKING:
@@ -45,6 +52,7 @@ class Verdict:
 @click.option("--path", is_flag=True, help="Show the way that leads to each refusal.")
 @btf_option
 @control_option
+@lost_updates_option
 @json_option
 def command(
     *,
@@ -55,6 +63,7 @@ def command(
     path: bool,
     btf: Path | None,
     allow_control: bool,
+    allow_lost_updates: bool,
     as_json: bool,
 ) -> int:
     """Check the programs of an object file.
@@ -66,7 +75,7 @@ def command(
         raise InputError("no program in it", where=str(object_file))
     from egpu.verifier import Limits  # noqa: PLC0415
 
-    limits = Limits(cost=cost_limit, same_address=atomic_budget)
+    limits = Limits(cost=cost_limit, same_address=atomic_budget, lost_updates=allow_lost_updates)
     from egpu.verifier import Policy  # noqa: PLC0415
 
     policy = Policy.CONTROL if allow_control else Policy.PROBE

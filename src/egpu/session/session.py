@@ -59,7 +59,8 @@ class Options:
     processes too. ``machine_code``: probe a kernel's machine code where the device runs a cubin
     of it, and PTX elsewhere, instead of PTX alone; this is an experiment (docs/machine-code.md).
     ``hash_maps``: allow hash maps on a real GPU, where they are not proven yet.
-    ``allow_control``: programs may change what the workload does (end threads).
+    ``allow_control``: programs may change what the workload does (end threads). ``lost_updates``:
+    programs may update what other threads update at the same time (some updates are then lost).
     ``map_deletions``: hash maps can be deleted from by the session although no program does, which
     costs programs a little. ``cache``: keep assembled twins on disk.
     ``snapshot_period_s``: how often maps are copied to where the session reads them.
@@ -81,6 +82,7 @@ class Options:
     hash_maps: bool = False
     map_deletions: bool = False
     allow_control: bool = False
+    lost_updates: bool = False
     cache: bool = True
     snapshot_period_s: float = 1.0
     cost_limit: int = Limits().cost
@@ -131,7 +133,12 @@ class Session:
         maps = verified[0].program.maps
         self._options = options
         slots = _thread_slots() if options.thread_slots is None else options.thread_slots
-        self._notes: list[str] = []
+        self._notes = [
+            f"updates may be lost, as was allowed: {warning}"
+            for each in verified
+            for warning in each.warnings
+            if options.lost_updates and warning.rule == "P8"
+        ]
         assembler = self._make_assembler()
         self._arenas = Arenas(
             maps, names, additive_maps(verified, maps), slots, assembler=assembler
@@ -458,7 +465,7 @@ def run(
     _refuse_unproven_maps(collection, options)
     if options.map_deletions:
         collection = collection.with_deletions()
-    limits = Limits(cost=options.cost_limit)
+    limits = Limits(cost=options.cost_limit, lost_updates=options.lost_updates)
     policy = Policy.CONTROL if options.allow_control else Policy.PROBE
     verified = [verify(each, policy=policy, limits=limits) for each in collection.programs]
     return Session(

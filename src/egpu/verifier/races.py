@@ -165,7 +165,11 @@ class _Judge:
             if text is _guarded_text and write.step.kind is Kind.STORE_IMM:
                 yield Refusal("P8", message, write.step.pc, _FLAG_HINT)
                 return
-            raise Refusal("P8", message, write.step.pc, self._hint(write.target, text))
+            refusal = Refusal("P8", message, write.step.pc, self._hint(write.target, text))
+            if not self.setting.limits.lost_updates:
+                raise refusal
+            yield refusal
+            return
 
     def _hint(self, target: Operand, text: _Text) -> str:
         if text is _guarded_text:

@@ -23,7 +23,8 @@ class Limits:
     instructions per thread, weighted bodies of helpers included.  ``stack``: bytes of the deepest
     call chain of a probe.  ``path``: the last instructions of a failing way that an error shows
     (0: none).  Above these P11 warns: ``atomics`` of a thread, and ``same_address`` of them to one
-    address that all threads share.
+    address that all threads share.  ``lost_updates``: P8 warns of updates that other threads could
+    lose, and does not refuse them.
     """
 
     processed: int = 1_000_000
@@ -32,6 +33,7 @@ class Limits:
     path: int = 32
     atomics: int = 32
     same_address: int = 4
+    lost_updates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
