@@ -16,233 +16,36 @@ only when it has been read.  Nothing is held from one try to the next, and no tr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from egpu.bpf.maptypes import MapType
-from egpu.bpf.program import MapSpec
 from egpu.codegen.arena import (
     DEQUE_CELL,
-    DEQUE_CONTROL,
-    DEQUE_CONTROL_SIZE,
     DEQUE_EMPTY,
     DEQUE_FILLING,
     DEQUE_FULL,
-    DEQUE_INCARNATION,
     DEQUE_STATE,
     DEQUE_TAKING,
-    round_up,
 )
-from egpu.codegen.device_code import RelocKind
+from egpu.codegen.deque_lanes import Deque, Lanes, deque_of, lanes_of
 from egpu.codegen.helper_call import Call, argument_place, copy, copy_out
-from egpu.codegen.ir import Body
 from egpu.codegen.memory import Place
 from egpu.codegen.rounds import Rounds, rounds
 
 # Linux's errno values as helpers give them (uapi/asm-generic/errno-base.h).
-_ENOENT, _E2BIG, _EBUSY, _EINVAL = -2, -7, -16, -22
+_ENOENT, _E2BIG, _EINVAL = -2, -7, -22
 _BPF_EXIST = 2
-_LOW = (1 << 32) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Deque:
-    """The map of r1: 64-bit values."""
-
-    call: Call
-    spec: MapSpec
-    control: str
-
-    @property
-    def body(self) -> Body:
-        return self.call.scope.body
-
-    @property
-    def place(self) -> str:
-        return self.body.add(self.control, DEQUE_CONTROL["place"][0])
-
-    def count(self, name: str) -> None:
-        at = self.body.add(self.control, DEQUE_CONTROL[name][0])
-        self.body.call_void("egpu.add_gpu", f"i64 {at}", "i64 1")
-
-    def look(self) -> tuple[str, str, str]:
-        """(the word, number of the oldest value's cell, how many values)."""
-        body = self.body
-        word = body.call("i64", "egpu.acquire_gpu", f"i64 {self.place}")
-        first = body.binary("and", "i64", word, str(_LOW))
-        return word, first, body.binary("lshr", "i64", word, "32")
-
-    def wrapped(self, number: str) -> str:
-        """``number``, below twice the entries, as the number of a cell."""
-        body, entries = self.body, str(self.spec.max_entries)
-        inside = body.compare("ult", "i64", number, entries)
-        return body.select(inside, "i64", number, body.binary("sub", "i64", number, entries))
-
-    def cell(self, number: str) -> str:
-        """The address of a cell."""
-        body = self.body
-        stride = DEQUE_CELL + round_up(self.spec.value_size, 8)
-        skip = body.binary("mul", "i64", number, str(stride))
-        return body.binary("add", "i64", body.add(self.control, DEQUE_CONTROL_SIZE), skip)
-
-    def release(self, cell: str, word: str) -> None:
-        self.body.call_void("egpu.release_gpu", f"i64 {cell}", f"i64 {word}")
-
-    def emptied(self, word: str) -> str:
-        """The word of a FULL cell once its value has been taken."""
-        return self.body.add(word, DEQUE_INCARNATION + DEQUE_EMPTY - DEQUE_FULL)
-
-    def words(self, first: str, count: str) -> str:
-        return self.body.binary("or", "i64", self.body.binary("shl", "i64", count, "32"), first)
-
-    def give_up(self) -> str:
-        self.count("busy")
-        return str(_EBUSY)
-
-
-def _deque(call: Call) -> _Deque:
-    scope = call.scope
-    index, spec = scope.map_at(call.pc, 1)
-    control = scope.body.binary(
-        "add", "i64", scope.launch("device_arena"), scope.symbol(RelocKind.MAP, index)
-    )
-    return _Deque(call, spec, control)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lanes:
-    """The lanes that run the following together; all see the same ``word``."""
-
-    deque: _Deque
-    mask: str
-    leader: str
-    rank: str  # 64 bits
-    word: str
-    first: str
-    count: str
-
-    @property
-    def body(self) -> Body:
-        return self.deque.body
-
-    def moved(self, number: str, states: tuple[int, int], limit: str) -> _Moved:
-        """Move cell ``number`` of each lane to another state, for up to ``limit`` lanes."""
-        body = self.body
-        got = body.variable(body.fresh("got"), "i64")
-        before = body.variable(body.fresh("before"), "i64")
-        attempt, swap, held, done = (
-            body.fresh(name) for name in ("attempt", "swap", "held", "done")
-        )
-        cell = self.deque.cell(number)
-        body.store("i64", "0", "ptr", got, 8)
-        body.store("i64", "0", "ptr", before, 8)
-        body.branch_if(body.compare("ult", "i64", self.rank, limit), attempt, done)
-        body.label(attempt)
-        word = body.call("i64", "egpu.load_gpu", f"i64 {cell}")
-        state = body.binary("and", "i64", word, str(DEQUE_STATE))
-        body.branch_if(body.compare("eq", "i64", state, str(states[0])), swap, done)
-        body.label(swap)
-        after = body.add(word, states[1] - states[0])
-        old = body.call("i64", "egpu.swap_gpu", f"i64 {cell}", f"i64 {word}", f"i64 {after}")
-        body.branch_if(body.compare("eq", "i64", old, word), held, done)
-        body.label(held)
-        body.store("i64", "1", "ptr", got, 8)
-        body.store("i64", word, "ptr", before, 8)
-        body.branch(done)
-        body.label(done)
-        own = body.load("i64", "ptr", got, 8)
-        return self._agreed(cell, own, body.load("i64", "ptr", before, 8))
-
-    def _agreed(self, cell: str, own: str, before: str) -> _Moved:
-        """Which lanes before the first that failed have their cells."""
-        body = self.body
-        alike = body.call("i32", "egpu.match", f"i64 {own}", f"i32 {self.mask}")
-        got = body.compare("ne", "i64", own, "0")
-        others = body.binary("xor", "i32", self.mask, alike)
-        have = body.select(got, "i32", alike, others)
-        lack = body.binary("xor", "i32", self.mask, have)
-        below = body.binary("xor", "i32", lack, "-1")
-        below = body.binary("and", "i32", below, body.binary("sub", "i32", lack, "1"))
-        row = body.binary("and", "i32", have, below)
-        own_lane = body.call("i32", "egpu.own_lane")
-        mine = body.compare("ne", "i32", body.binary("and", "i32", row, own_lane), "0")
-        many = body.resize(body.call("i32", "llvm.ctpop.i32", f"i32 {row}"), 32, 64)
-        return _Moved(self, cell, before, got, mine, many)
-
-
-@dataclass(frozen=True, slots=True)
-class _Moved:
-    """A cell that a lane may hold.  ``mine``: it is one of ``many`` in a row from the end on."""
-
-    lanes: _Lanes
-    cell: str
-    before: str
-    got: str
-    mine: str
-    many: str
-
-    def step(self, tried: Rounds, following: str) -> None:
-        """Swap the word for ``following`` for all lanes in the row.  Go on with those if that
-        succeeds; else give the cell back and go to the next round."""
-        lanes = self.lanes
-        body = lanes.body
-        body.call_void("egpu.sync", f"i32 {lanes.mask}")
-        won = body.variable(body.fresh("won"), "i32")
-        body.store("i32", "0", "ptr", won, 4)
-        swap, tell = body.fresh("swap"), body.fresh("tell")
-        leads = body.compare("eq", "i64", lanes.rank, "0")
-        body.branch_if(body.binary("and", "i1", leads, self.mine), swap, tell)
-        body.label(swap)
-        old = body.call(
-            "i64",
-            "egpu.swap_gpu",
-            f"i64 {lanes.deque.place}",
-            f"i64 {lanes.word}",
-            f"i64 {following}",
-        )
-        same = body.compare("eq", "i64", old, lanes.word)
-        body.store("i32", body.resize(same, 1, 32), "ptr", won, 4)
-        body.branch(tell)
-        body.label(tell)
-        told = body.call(
-            "i32",
-            "egpu.shuffle32",
-            f"i32 {body.load('i32', 'ptr', won, 4)}",
-            f"i32 {lanes.leader}",
-            f"i32 {lanes.mask}",
-        )
-        success = body.binary("and", "i1", self.mine, body.compare("ne", "i32", told, "0"))
-        on, lost, back = body.fresh("on"), body.fresh("lost"), body.fresh("back")
-        body.branch_if(success, on, lost)
-        body.label(lost)
-        body.branch_if(self.got, back, tried.latch)
-        body.label(back)
-        lanes.deque.release(self.cell, self.before)
-        tried.again()
-        body.label(on)
-
-
-def _lanes(deque: _Deque) -> _Lanes:
-    body = deque.body
-    mask = body.call("i32", "egpu.active")
-    leader = body.call("i32", "llvm.cttz.i32", f"i32 {mask}", "i1 true")
-    below = body.binary("and", "i32", mask, body.call("i32", "egpu.lanes_below"))
-    rank = body.resize(body.call("i32", "llvm.ctpop.i32", f"i32 {below}"), 32, 64)
-    seen, _, _ = deque.look()
-    word = body.call("i64", "egpu.shuffle", f"i64 {seen}", f"i32 {leader}", f"i32 {mask}")
-    first = body.binary("and", "i64", word, str(_LOW))
-    return _Lanes(deque, mask, leader, rank, word, first, body.binary("lshr", "i64", word, "32"))
 
 
 def deque_push(call: Call) -> str:
     """As Linux's queue_stack_map_push_elem: with BPF_EXIST a full map gives up its oldest value."""
-    deque = _deque(call)
+    deque = deque_of(call)
     body, flags = deque.body, call.scope.get(3)
     source = argument_place(call, 2, deque.spec.value_size)
     with rounds(body, deque.give_up) as tried:
         replaces = body.compare("eq", "i64", flags, str(_BPF_EXIST))
         known = body.binary("or", "i1", replaces, body.compare("eq", "i64", flags, "0"))
         tried.give_if(body.binary("xor", "i1", known, "true"), _EINVAL)
-        lanes = _lanes(deque)
+        lanes = lanes_of(deque)
         room, full = body.fresh("room"), body.fresh("full")
         entries = str(deque.spec.max_entries)
         body.branch_if(body.compare("ult", "i64", lanes.count, entries), room, full)
@@ -267,7 +70,7 @@ def deque_push(call: Call) -> str:
     return tried.given()
 
 
-def _give_up_oldest(deque: _Deque, tried: Rounds, replaces: str) -> None:
+def _give_up_oldest(deque: Deque, tried: Rounds, replaces: str) -> None:
     """-E2BIG, or make room for the next round."""
     body = deque.body
     oldest, refuse = body.fresh("oldest"), body.fresh("refuse")
@@ -276,7 +79,7 @@ def _give_up_oldest(deque: _Deque, tried: Rounds, replaces: str) -> None:
     deque.count("full")
     tried.give(str(_E2BIG))
     body.label(oldest)
-    lanes = _lanes(deque)
+    lanes = lanes_of(deque)
     # Others may have taken something since: then there is room already.
     entries = str(deque.spec.max_entries)
     full = body.compare("uge", "i64", lanes.count, entries)
@@ -290,14 +93,14 @@ def _give_up_oldest(deque: _Deque, tried: Rounds, replaces: str) -> None:
     tried.again()
 
 
-def _without(lanes: _Lanes, many: str) -> str:
+def _without(lanes: Lanes, many: str) -> str:
     """The word without the ``many`` oldest values."""
     body, deque = lanes.body, lanes.deque
     first = deque.wrapped(body.binary("add", "i64", lanes.first, many))
     return deque.words(first, body.binary("sub", "i64", lanes.count, many))
 
 
-def _unless_empty(deque: _Deque, tried: Rounds, count: str, target: Place) -> None:
+def _unless_empty(deque: Deque, tried: Rounds, count: str, target: Place) -> None:
     """-ENOENT and a value of zeros, as on Linux, if there is no value."""
     body = deque.body
     none, some = body.fresh("none"), body.fresh("some")
@@ -310,12 +113,12 @@ def _unless_empty(deque: _Deque, tried: Rounds, count: str, target: Place) -> No
 
 def deque_pop(call: Call) -> str:
     """As Linux's queue_map_pop_elem and stack_map_pop_elem."""
-    deque = _deque(call)
+    deque = deque_of(call)
     body, size = deque.body, deque.spec.value_size
     target = argument_place(call, 2, size)
     stack = deque.spec.type is MapType.STACK
     with rounds(body, deque.give_up) as tried:
-        lanes = _lanes(deque)
+        lanes = lanes_of(deque)
         _unless_empty(deque, tried, lanes.count, target)
         place = body.binary("urem", "i64", lanes.rank, lanes.count)
         if stack:
@@ -333,7 +136,7 @@ def deque_pop(call: Call) -> str:
 
 def deque_peek(call: Call) -> str:
     """As Linux's queue_map_peek_elem: the value that a pop would take."""
-    deque = _deque(call)
+    deque = deque_of(call)
     body, size = deque.body, deque.spec.value_size
     target = argument_place(call, 2, size)
     with rounds(body, deque.give_up) as tried:

@@ -20,11 +20,10 @@ from egpu.codegen.library_hash import (
     FOUND,
     LOW,
     claim_function,
-    clear_function,
-    evict_function,
     find_function,
     settle_function,
 )
+from egpu.codegen.library_hash_slots import clear_function, evict_function
 from egpu.codegen.memory import Place, load_from
 
 _NEARBY = 32  # slots of which the least recently used entry goes where threads fight for it
