@@ -128,6 +128,38 @@ def test_global_variables(scene):
         data["nothing"] = 3
 
 
+def test_arguments_that_make_no_sense(scene):
+    """One line each, whether the session runs or has ended; what is said of a map stays true."""
+    pins = {".data": "data", "blocks": "blocks", "settings": "settings"}
+
+    def refused(code, words, *arguments):
+        text = said(*arguments, code=code)
+        assert words in text
+        assert "internal error" not in text
+
+    def check():
+        refused(2, "5,000 digits", "get", "data", "9" * 5000)
+        refused(2, "5,000 digits", "set", "blocks", "0", "9" * 5000)
+        refused(2, "nests too deep", "get", "blocks", "[" * 100_000)
+        refused(2, "nests too deep", "set", "settings", "0", "[" * 100_000)
+        refused(1, "is not there", "get", "blocks", "[1]")
+        refused(1, "is not there", "get", "blocks", '{"a": 1}')
+        refused(1, "is not there", "get", "blocks", "-1")
+        refused(1, "is not from 0", "set", "blocks", "0", "-1")
+        refused(2, "No such option", "set", "blocks", "0", "--nothing")
+        refused(1, "no deletion", "delete", "data", "step")
+        refused(1, "is there already", "set", "data", "step", "1", "--noexist")
+        said("set", "data", "step", "6", "--exist")
+        assert said("get", "data", "step", "--parts") == "[6]\n"
+        said("set", "data", "marks", "[-4, 4]")
+        assert said("get", "data", "marks", "--parts") == "[[-4, 4]]\n"
+
+    with start(scene, pins=pins) as (_, stepper):
+        stepper.do("first 2 5")
+        check()
+    check()
+
+
 def test_two_contexts(scene):
     with start(scene, pins={"blocks": "b", "totals": "t"}) as (_, stepper):
         stepper.do("first 2 1")
@@ -287,12 +319,27 @@ def test_a_folder_that_others_can_reach_is_refused(folder, scene):
     assert SECOND == 1
 
 
+LIVE = b"egpu live pin 1\n"
+
+
 def test_damaged_pins(folder):
     assert list_maps() == []
-    for name, data in [("a", b""), ("b", b"\xff" * 100), ("c", b"egpu live pin 1\n{}")]:
+    damaged = {
+        "a": b"",
+        "b": b"\xff" * 100,
+        "c": LIVE + b"{}",
+        "d": LIVE + b"[" * 100_000,
+        "e": LIVE + b'{"socket": "x", "map": "m", "pid": Infinity}',
+        "f": (100_000).to_bytes(4, "little") + b"[" * 100_000,
+    }
+    for name, data in damaged.items():
         (folder / "pins" / name).write_bytes(data)
-        assert "Traceback" not in said("dump", name, code=1)
-    assert [row.state for row in list_maps()] == ["damaged"] * 3
-    for name in "abc":
+        text = said("dump", name, code=1)
+        assert "internal error" not in text
+        assert text.count("\n") == 1
+    assert [row.state for row in list_maps()] == ["damaged"] * len(damaged)
+    (folder / "pins" / "g").write_bytes(LIVE + b'{"socket": "a\\u0000b", "map": "m", "pid": 1}')
+    assert "is gone and has not saved it" in said("dump", "g", code=1)
+    for name in (*damaged, "g"):
         said("unpin", name)
     assert list_maps() == []

@@ -106,7 +106,7 @@ def _floating(place: _Place, value: object, data: bytearray) -> None:
 def _array(place: _Place, row: BtfType, value: object, data: bytearray) -> None:
     element = place.btf.resolve(row.type)
     if element.size == 1 and (element.name == "char" or element.encoding & _CHAR):
-        text = value.encode() if isinstance(value, str) else value
+        text = _encoded(place, value) if isinstance(value, str) else value
         if not isinstance(text, (bytes, bytearray)) or len(text) > len(data):
             raise place.wrong(value, f"text of at most {len(data)} bytes")
         data[: len(text)] = text
@@ -120,6 +120,14 @@ def _array(place: _Place, row: BtfType, value: object, data: bytearray) -> None:
         part = bytearray(size)
         _put(place.inside(f"[{index}]"), row.type, item, part)
         data[index * size : (index + 1) * size] = part
+
+
+def _encoded(place: _Place, text: str) -> bytes:
+    """The bytes of a text; those of an argument of the command line that is no UTF-8, too."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        raise place.wrong(text, "text that UTF-8 has") from None
 
 
 @dataclass(frozen=True, slots=True)

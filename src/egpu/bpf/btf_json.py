@@ -8,6 +8,8 @@ from typing import Any
 from egpu.bpf.btf import MAX_TYPES, Btf, BtfKind, BtfMember, BtfType
 from egpu.errors import InputError
 
+_MAX_BITS = 128  # of a bit-field: those of the widest integer
+
 
 def dump_types(btf: Btf, wanted: Sequence[int]) -> tuple[list[dict[str, Any]], list[int]]:
     """The types behind ``wanted`` as rows, and the ids that ``wanted`` have among them.
@@ -72,7 +74,7 @@ def load_types(rows: object) -> Btf:
                     members,
                 )
             )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"malformed types: {error!r}") from error
     for row in types:
         for target in (row.type, *(member.type for member in row.members)):
@@ -80,6 +82,8 @@ def load_types(rows: object) -> Btf:
                 raise InputError(f"malformed types: type {target} is not there")
         numbers = [row.size, row.encoding, row.count]
         for member in row.members:
+            if member.bits > _MAX_BITS:
+                raise InputError(f"malformed types: a field of {member.bits} bits")
             numbers += [member.offset, member.bits, member.size]
         if row.kind is BtfKind.INT and not 0 < row.size <= 16:
             raise InputError(f"malformed types: an integer of {row.size} bytes")

@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|[1-9][0-9]*|0)")
 
+_DIGITS = 50  # more than a number of 128 bits has
+
+
+class _Numbers(click.Command):
+    """A command whose arguments may be negative numbers, which are no options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if any(text.startswith("-") and _NUMBER.fullmatch(text) for text in args):
+            ctx.ignore_unknown_options = True
+        return super().parse_args(ctx, args)
+
+
 reference_argument = click.argument("reference", metavar="MAP")
 
 
@@ -88,7 +100,7 @@ def _rows(found: Contents, number: int) -> list[tuple[Any, str, object]]:
         return [(key, "parts", values) for key, values in found.parts(number).items()]
 
 
-@command.command("get")
+@command.command("get", cls=_Numbers)
 @reference_argument
 @click.argument("key")
 @click.option("--parts", is_flag=True, help="The value on each SM, or of each thread.")
@@ -98,7 +110,7 @@ def get(*, reference: str, key: str, parts: bool, as_json: bool) -> None:
     opened = _open(reference)
     wanted = _key(opened, key)
     try:
-        value = opened.parts(wanted) if parts else opened[wanted]
+        value = _parts(opened, wanted) if parts else opened[wanted]
     except KeyError:
         raise InputError(f"the key {key} is not there", where=f"map {reference}") from None
     if as_json:
@@ -107,7 +119,16 @@ def get(*, reference: str, key: str, parts: bool, as_json: bool) -> None:
         click.echo(shown(value))
 
 
-@command.command("set")
+def _parts(opened: PinnedMap, key: Any) -> tuple[object, ...]:
+    from egpu.maps.view import variable_of  # noqa: PLC0415
+
+    if not (isinstance(key, str) and _indexed(opened)):
+        return opened.parts(key)
+    position = variable_of(opened.spec, key).position
+    return tuple(value[position] for value in opened.parts(0) if isinstance(value, tuple))
+
+
+@command.command("set", cls=_Numbers)
 @reference_argument
 @click.argument("key")
 @click.argument("value")
@@ -122,19 +143,24 @@ def set_command(*, reference: str, key: str, value: str, noexist: bool, exist: b
     flag = UpdateFlag.NOEXIST if noexist else UpdateFlag.EXIST if exist else UpdateFlag.ANY
     opened = _open(reference)
     wanted = _key(opened, key)
-    if isinstance(wanted, str) and _indexed(opened) and flag is UpdateFlag.ANY:
-        opened[wanted] = _value(opened, value)  # a global variable
+    if isinstance(wanted, str) and _indexed(opened):  # a global variable, which is always there
+        if flag is UpdateFlag.NOEXIST:
+            raise InputError(f"the variable {key} is there already", where=f"map {reference}")
+        opened[wanted] = _value(opened, value)
     else:
         opened.update(wanted, _value(opened, value), flag)
 
 
-@command.command("delete")
+@command.command("delete", cls=_Numbers)
 @reference_argument
 @click.argument("key")
 def delete(*, reference: str, key: str) -> None:
     """Delete KEY."""
     opened = _open(reference)
-    opened.delete(_key(opened, key))
+    wanted = _key(opened, key)
+    if isinstance(wanted, str) and _indexed(opened):
+        raise InputError("global variables have no deletion", where=f"map {reference}")
+    opened.delete(wanted)
 
 
 @command.command("freeze")
@@ -174,7 +200,7 @@ def _key(opened: PinnedMap, text: str) -> Any:
     if not _indexed(opened):
         return _parsed(opened.spec.btf if opened.spec.key_type else None, text, "key")
     if _NUMBER.fullmatch(text):
-        return int(text, 0)
+        return _number(text, "key")
     try:
         variable_of(opened.spec, text)
     except KeyError as error:
@@ -195,13 +221,21 @@ def _value(opened: PinnedMap, text: str) -> Any:
 def _parsed(btf: object, text: str, what: str) -> Any:
     """A number, JSON, or the text itself; bytes for what has no type."""
     if _NUMBER.fullmatch(text):
-        return int(text, 0)
+        return _number(text, what)
     if btf is None:
         return hex_bytes(text, what)
     try:
         return json.loads(text)
     except ValueError:
         return text
+    except RecursionError:
+        raise InputError(f"{what} nests too deep", usage=True) from None
+
+
+def _number(text: str, what: str) -> int:
+    if len(text) > _DIGITS:
+        raise InputError(f"{what} has {len(text):,} digits: no number is that large", usage=True)
+    return int(text, 0)
 
 
 def _json(kind: str, data: dict[str, object]) -> None:

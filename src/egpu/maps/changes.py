@@ -163,6 +163,18 @@ class Changes:
             return key.to_bytes(4, "little")
         return self._bytes(spec.key_type, spec.key_size, key, "key")
 
+    def _shown(self, key: Any) -> Any:
+        """``key`` as iterating over a hash map shows it: text filled with zeros, a mapping as a
+        tuple.  KeyError if no key of the map can be that."""
+        spec = self._spec
+        try:
+            data = self._key(key)
+        except InputError:
+            raise KeyError(key) from None
+        return (
+            data if spec.btf is None or not spec.key_type else spec.btf.decode(spec.key_type, data)
+        )
+
     def _values(self, value: object) -> Values:
         if not traits(self._spec.type).per_thread:
             return (self._encode(value),)

@@ -126,7 +126,16 @@ def unpack(data: bytes, where: str) -> Contents:
         copies = tuple(dict(rows) for rows in _copies(head, spec, data[4 + size :]))
         counters = {str(name): int(value) for name, value in head["counters"].items()}
         return Contents(spec, copies, counters, bool(head["complete"]), bool(head["frozen"]))
-    except (AttributeError, KeyError, TypeError, ValueError, InputError) as error:
+    except RecursionError:
+        raise InputError("is no map of egpu: it nests too deep", where=where) from None
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        InputError,
+    ) as error:
         raise InputError(f"is no map of egpu: {error}", where=where) from error
 
 
@@ -142,6 +151,9 @@ def _spec(head: Mapping[str, Any]) -> MapSpec:
     btf = load_types(head["types"])
     if not (0 <= key < len(btf.types) and 0 <= value < len(btf.types)):
         raise ValueError("its types are not there")
+    for type_id, size in ((key, key_size), (value, value_size)):
+        if type_id and btf.size_of(type_id) > size:
+            raise ValueError(f"a type of {btf.size_of(type_id)} bytes for {size}")
     return replace(spec, btf=btf, key_type=key, value_type=value)
 
 
@@ -153,6 +165,8 @@ def _copies(
         stride = key_size + slots * size
         if count < 0 or slots < 0 or len(data) - at < count * stride:
             raise ValueError("it is cut short")
+        if count and not 0 < slots <= len(data):
+            raise ValueError(f"it has {slots} values for each key")
         rows = []
         for start in range(at, at + count * stride, stride or 1):
             first = start + key_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any
 
@@ -128,11 +129,14 @@ class HashView(Changes, Mapping[Any, object]):
 
     def lookup_batch(self, keys: Iterable[Any]) -> dict[Any, object]:
         """The values of those of ``keys`` that are there, in one snapshot."""
-        found = self.to_dict()
-        return {key: found[key] for key in keys if key in found}
+        entries, found = self.to_dict(), {}
+        for key in keys:
+            with contextlib.suppress(KeyError):
+                found[key] = entries[self._shown(key)]
+        return found
 
     def __getitem__(self, key: Any) -> object:
-        return self.to_dict()[key]
+        return self.to_dict()[self._shown(key)]
 
     def __len__(self) -> int:
         return sum(1 for _ in self._read())

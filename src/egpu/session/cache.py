@@ -119,7 +119,7 @@ class BuiltTwin:
             head["way"] = Way(head["way"])
             head["patches"] = tuple((offset, addend) for offset, addend in head["patches"])
             return cls(image=data[end:], **head)
-        except (AttributeError, TypeError, KeyError) as error:
+        except (AttributeError, RecursionError, TypeError, KeyError) as error:
             raise ValueError(f"not a twin: {error}") from error
 
 
@@ -164,6 +164,8 @@ class TwinCache:
         """The twin kept under ``key``, None if there is none or it is damaged."""
         path = self._path(key)
         try:
+            if not path.is_file():  # reading a pipe would wait for a writer
+                return None
             data = path.read_bytes()
         except OSError:
             return None
@@ -227,9 +229,10 @@ def read_origin(file: BinaryIO) -> tuple[Origin, str] | None:
         return None
     try:
         row = json.loads(file.read(int.from_bytes(head[-4:], "little")))["origin"]
-        build = str(row.pop("build"))
-        return Origin(**row | {"programs": tuple(row["programs"])}), build
-    except (AttributeError, KeyError, TypeError, ValueError):
+        programs = tuple(str(name) for name in row["programs"])
+        origin = Origin(str(row["kernel"]), programs, int(row["arch"]), str(row["version"]))
+        return origin, str(row["build"])
+    except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError):
         return None
 
 

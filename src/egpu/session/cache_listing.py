@@ -70,7 +70,11 @@ def clear(directory: Path, *, keep: int = 0) -> Cleared:
 
 def _files(directory: Path) -> list[Path]:
     try:
-        return [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
+        return [
+            path
+            for path in directory.iterdir()
+            if _NAME.fullmatch(path.name) and not path.is_fifo()
+        ]
     except OSError:
         return []  # not made yet
 

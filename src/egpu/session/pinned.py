@@ -88,7 +88,7 @@ class PinnedMap(Changes, Mapping[Any, object]):
             value = self.to_dict()[0]
             assert isinstance(value, tuple)
             return value[variable.position]
-        return self.to_dict()[key]
+        return self.to_dict()[self._shown(key) if traits(self._spec.type).hashed else key]
 
     def __setitem__(self, key: Any, value: object) -> None:
         if isinstance(key, str) and traits(self._spec.type).indexed:

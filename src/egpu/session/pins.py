@@ -111,7 +111,7 @@ class Pins:
         try:
             row = json.loads(data[len(_LIVE) :])
             return LivePin(Path(row["socket"]), str(row["map"]), int(row["pid"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise InputError(f"is damaged: {error!r}", where=str(path)) from error
 
     def find(self, name: str) -> LivePin | Contents | None:

@@ -35,7 +35,7 @@ def receive(connection: socket.socket, limit: int = MESSAGE_LIMIT) -> tuple[dict
             raise AgentError("a message of an impossible size")
         body = _exactly(connection, size - 4)
         found = json.loads(body[:head])
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise AgentError(f"no answer that makes sense: {error}") from error
     if not isinstance(found, dict):
         raise AgentError("a message that is no JSON object")
@@ -59,13 +59,17 @@ def connect(path: Path) -> socket.socket:
     connection.settimeout(TIMEOUT_S)
     try:
         connection.connect(str(path))
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no path at all, in a damaged pin
         connection.close()
-        raise AgentError(f"nobody answers at {path}: {error.strerror}") from error
+        raise AgentError(f"nobody answers at {path}: {_reason(error)}") from error
     if not is_ours(connection):
         connection.close()
         raise AgentError(f"{path} belongs to another user")
     return connection
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def is_ours(connection: socket.socket) -> bool:
@@ -79,5 +83,5 @@ def ask(path: Path, head: Mapping[str, Any], data: bytes = b"") -> tuple[dict[st
         try:
             send(connection, head, data)
         except OSError as error:
-            raise AgentError(f"nobody answers at {path}: {error.strerror}") from error
+            raise AgentError(f"nobody answers at {path}: {_reason(error)}") from error
         return receive(connection)

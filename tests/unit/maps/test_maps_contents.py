@@ -1,6 +1,7 @@
 """Contents of maps as bytes, and changes of views that have a host of dictionaries."""
 
 import errno
+import json
 import random
 
 import pytest
@@ -70,6 +71,42 @@ def test_damage_is_refused_or_harmless():
             [found.decoded(number) for number in range(len(found.copies))]
         except InputError:
             continue
+
+
+def heads(head):
+    """Every head that differs from ``head`` in one place: another number, or something else."""
+    for name in head:
+        for value in (0, -1, 2**31, 2**64, 10**30, float("inf"), float("nan"), None, "x", [], {}):
+            yield {**head, name: value}
+    for number, row in enumerate(head["types"]):
+        for name in row:
+            for value in (-1, 2**62, 10**30, float("inf"), [], "x", [["a", 1, 0, 10**30, 0]]):
+                types = [
+                    *head["types"][:number],
+                    {**row, name: value},
+                    *head["types"][number + 1 :],
+                ]
+                yield {**head, "types": types}
+    for rows, slots in ((1, 0), (1, 10**12), (10**12, 1), (0, 10**12), (1, float("inf"))):
+        yield {**head, "copies": [[rows, slots]]}
+        yield {**head, "copies": [[rows, slots]], "value_size": 0, "value_type": 0}
+
+
+def test_every_wrong_head_is_refused_or_harmless():
+    data = pack(Contents(PAIRS, ({word(1): (bytes(24),)},), {"full": 1}))
+    size = 4 + int.from_bytes(data[:4], "little")
+    refused = 0
+    for head in heads(json.loads(data[4:size])):
+        text = json.dumps(head).encode()
+        try:
+            found = unpack(len(text).to_bytes(4, "little") + text + data[size:], "here")
+            [found.decoded(number) for number in range(len(found.copies))]
+        except InputError:
+            refused += 1
+    assert refused > 100
+    for text in (b"[" * 100_000, b'{"a":' * 100_000):
+        with pytest.raises(InputError, match="nests too deep"):
+            unpack(len(text).to_bytes(4, "little") + text, "here")
 
 
 def test_types_refer_to_each_other():

@@ -3,6 +3,7 @@
 import pytest
 from test_maps_view import BTF, PAIR, U32, U64
 
+from egpu.bpf.btf import Btf, BtfKind, BtfType
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
@@ -55,6 +56,28 @@ def test_struct_keys_are_found():
     (found,) = view
     assert (found.total, found.small, found.rows) == (1, 2, (3, 3, 3))
     assert view[found] == view[1, 2, (3, 3, 3)] == b"x"
+    by_name = {"total": 1, "small": 2, "rows": [3, 3, 3]}  # as they are set
+    assert view[by_name] == view[key] == b"x"
+    assert view.lookup_batch([found, "nothing", (1, 2)]) == {found: b"x"}
+    for wrong in ({"total": 1}, [1, 2], "text", None, 7, b"short"):
+        assert wrong not in view
+        with pytest.raises(KeyError):
+            view[wrong]
+
+
+def test_text_keys_are_found_as_they_are_set():
+    btf = Btf(
+        (
+            BtfType(0, BtfKind.VOID),
+            BtfType(1, BtfKind.INT, "char", 1, encoding=2),
+            BtfType(2, BtfKind.ARRAY, type=1, count=8),
+        ),
+        b"\0",
+    )
+    spec = MapSpec("h", MapType.HASH, 8, 1, 4, btf=btf, key_type=2)
+    view = view_of(spec, {2: (L.HASH_FULL, b"ab\0\0\0\0\0\0", b"x")})
+    assert view["ab"] == view[b"ab"] == view[b"ab\0\0\0\0\0\0"] == b"x"
+    assert "\ud800" not in view
 
 
 def test_without_types_keys_are_bytes():

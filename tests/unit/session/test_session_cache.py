@@ -64,6 +64,7 @@ def test_a_file_that_is_cut_or_changed_anywhere_is_not_taken(tmp_path):
         head(b"[]"),
         head(b"null"),
         head(b"not JSON"),
+        head(b"[" * 100_000),
         head(b"\xff\xfe\x80"),
         head(b'{"globals": 1, "uncovered": []}'),
         head(b'{"globals": [], "uncovered": [], "more": 1}'),
@@ -163,6 +164,30 @@ def test_listing_says_what_is_kept(tmp_path):
     assert old.origin is None
     assert not old.current
     assert 3590 < old.age_s < 3700
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 100_000,
+        b'{"origin": 1}',
+        b'{"origin": {"kernel": 1, "programs": 2, "arch": 3, "version": 4, "build": 5}}',
+        b'{"origin": {"kernel": "k", "programs": [], "arch": Infinity, "version": ""}}',
+    ],
+)
+def test_what_others_wrote_is_listed_without_an_origin(tmp_path, text):
+    path_of(tmp_path).write_bytes(signed(head(text)))
+    (entry,) = list_entries(tmp_path)
+    assert entry.origin is None
+
+
+def test_a_pipe_in_the_way_is_not_waited_for(tmp_path):
+    os.mkfifo(path_of(tmp_path))
+    cache = TwinCache(tmp_path)
+    assert cache.load(KEY) is None
+    assert list_entries(tmp_path) == ()
+    cache.store(KEY, TWIN)
+    assert cache.load(KEY) == TWIN
 
 
 def test_clearing_leaves_what_is_not_ours(tmp_path):
