@@ -46,6 +46,16 @@ def pay(key: HashKey, rounds: Rounds, owing: str) -> None:
     body.label(nothing)
 
 
+def abandoned(key: HashKey, owing: str, busy: str) -> str:
+    """After the last round of an LRU map: 0 if the key was inserted and only an entry is owed,
+    which stays; else ``busy``."""
+    body = key.body
+    owes = body.compare("ne", "i64", body.load("i64", "ptr", owing, 8), "0")
+    ended = body.select(owes, "i64", "-1", "0")
+    body.call_void("egpu.add_gpu", f"i64 {key.counter('claiming')}", f"i64 {ended}")
+    return body.select(owes, "i64", "0", busy)
+
+
 def insert(key: HashKey, rounds: Rounds, source: Place, owing: str) -> None:
     """The part of a round in which the key is not there: give 0 or -E2BIG, or go on.  ``owing`` is
     the variable of ``pay``."""

@@ -52,7 +52,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from egpu.codegen.arena import HASH_SLOT
-from egpu.codegen.hash_insert import insert, new_debt, pay, store_value
+from egpu.codegen.hash_insert import abandoned, insert, new_debt, pay, store_value
 from egpu.codegen.hash_key import HashKey, hash_key
 from egpu.codegen.helper_call import Call, argument_place
 from egpu.codegen.memory import Place
@@ -85,11 +85,12 @@ def hash_update(call: Call) -> str:
     body, flags = key.body, call.scope.get(4)
     source = argument_place(call, 3, key.spec.value_size)
 
+    owing = new_debt(key) if key.evicts else ""
+
     def give_up() -> str:
         key.count("busy", 1)
-        return str(_EBUSY)
+        return abandoned(key, owing, str(_EBUSY)) if key.evicts else str(_EBUSY)
 
-    owing = new_debt(key) if key.evicts else ""
     with rounds(body, give_up) as tried:
         if key.evicts:
             pay(key, tried, owing)
