@@ -24,7 +24,7 @@ def alone(contents: Contents, kernel: str) -> bytes:
     InputError when there is no such kernel.  Debug sections are left out in any case but the last.
     """
     symbol = contents.kernels.get(kernel)
-    if symbol is None:
+    if symbol is None or not 0 < symbol.section < len(contents.parts.parts):
         raise InputError(f"no kernel {kernel}", where="cubin")
     kept = _kept_sections(contents, symbol)
     if kept is None:
@@ -47,6 +47,8 @@ def _kept_sections(contents: Contents, kernel: Symbol) -> frozenset[int] | None:
         for relocation in contents.relocations.get(at, ()):
             kept.add(relocation)
             for each in read_relocations(parts[relocation]):
+                if each.symbol >= len(contents.symbols):
+                    raise InputError(f"a relocation by symbol {each.symbol}", where="cubin")
                 section = contents.symbols[each.symbol].section
                 if 0 < section < len(parts):
                     work.append(section)

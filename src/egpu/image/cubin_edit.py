@@ -31,6 +31,7 @@ PT_PHDR = 6
 RELA = struct.Struct("<QQq")  # offset, symbol << 32 | type, addend
 REL = struct.Struct("<QQ")
 SHN_UNDEF = 0
+_LARGEST_ALIGNMENT = 1 << 16  # bytes; assemblers write 128 at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,8 @@ def take_apart(cubin: Cubin) -> CubinParts:
     for at, section in enumerate(cubin.sections):
         row = SECTION.unpack_from(data, header["shoff"] + at * SECTION.size)
         name_at, kind, flags, address, offset, size, link, info, align, entsize = row
+        if align > _LARGEST_ALIGNMENT:
+            raise _malformed(f"a section aligned to {align} bytes")
         parts.append(
             Part(
                 name=section.name,

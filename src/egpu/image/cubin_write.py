@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from egpu.errors import InputError
 from egpu.image.cubin import HEADER, HEADER_SIZE, SECTION, SEGMENT, SHT_NOBITS, SYMBOL
 from egpu.image.cubin_attributes import Attribute, Shape, read_attributes, write_attributes
 from egpu.image.cubin_common import NO_SYMBOL, ROWS, common_of, shape_of
@@ -59,6 +60,8 @@ class Writer:
         for at in kept:
             if self._parts[at].type in (SHT_REL, SHT_RELA):
                 for each in read_relocations(self._parts[at]):
+                    if each.symbol >= len(self._contents.symbols):
+                        raise _no_symbol(each.symbol)
                     found[each.symbol] = self._contents.symbols[each.symbol]
         for section, symbols in common_of(self._contents).symbols.items():
             inside = section in kept and section != 0
@@ -121,14 +124,14 @@ class Writer:
                 ),
                 part.type,
             )
-            info = sections[part.info]
+            info = self._section(part.info)
         elif part.name.startswith(TEXT):
             was = part.info & _SYMBOL_OF_CODE
             info = part.info & ~_SYMBOL_OF_CODE | symbols.get(was, 0)
         elif at == symbol_table(self._contents.parts):
             info = locals_
         elif at in self._about:
-            info = sections[part.info]
+            info = self._section(part.info)
         if part.name == ROWS:
             data = self._rows()
         elif part.name.startswith(ROWS):
@@ -139,6 +142,11 @@ class Writer:
         size = part.size if part.type == SHT_NOBITS else len(data)
         link = sections.get(part.link, 0)
         return replace(part, data=data, size=size, link=link, info=info)
+
+    def _section(self, at: int) -> int:
+        if at not in self._numbers.sections:
+            raise InputError(f"something is about section {at}, which is not there", where="cubin")
+        return self._numbers.sections[at]
 
     def _rows(self) -> bytes:
         """Those of ``.nv.info`` that are about what is kept."""
@@ -157,6 +165,8 @@ class Writer:
             match shape_of(each):
                 case Shape.SYMBOL_VALUE | Shape.BANK:
                     index = int.from_bytes(each.payload[:4], "little")
+                    if index not in symbols:
+                        raise _no_symbol(index)
                     payload = symbols[index].to_bytes(4, "little") + each.payload[4:]
                     out.append(replace(each, payload=payload))
                 case Shape.SYMBOLS:
@@ -279,3 +289,7 @@ class _Strings:
 def _put(head: bytearray, field: str, value: int) -> None:
     at, form = HEADER[field]
     struct.pack_into(form, head, at, value)
+
+
+def _no_symbol(index: int) -> InputError:
+    return InputError(f"something refers to symbol {index}, which is not there", where="cubin")
