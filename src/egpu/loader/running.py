@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from egpu import session
-from egpu.bpf.maptypes import THREAD_SLOTS
 from egpu.bpf.program import Object
 from egpu.errors import AgentError, InputError
 from egpu.loader.directly import Shape, carried, carrier
 from egpu.loader.maps import LoaderMap
 from egpu.loader.server import LoaderServer
 from egpu.session import Options, Session
+from egpu.session.slots import thread_slots
 from egpu.sim import private_folder
 
 LIBRARY_NAME = "libegpu_loader.so"
@@ -28,14 +28,6 @@ SOCKET_VARIABLE = "EGPU_LOADER_SOCKET"
 _ATTACH_S = 60.0  # for a loader to attach something
 _LOOK_S = 0.01
 _INTERRUPTED_S = 5.0  # for a loader to end once it was asked to
-
-
-def thread_slots(options: Options) -> int:
-    """Slots of per-thread maps, as the session has them (which refuses what is no number)."""
-    text = os.environ.get("BPFTIME_MAP_GPU_THREAD_COUNT", "")
-    if options.thread_slots is not None:
-        return options.thread_slots
-    return int(text) if text.isascii() and text.isdigit() else THREAD_SLOTS
 
 
 def loader_library() -> Path:
@@ -109,7 +101,7 @@ def start_loader(argv: Sequence[str], options: Options) -> Iterator[Loader]:
     """
     folder = private_folder("egpu-loader-")
     try:
-        with LoaderServer(folder, thread_slots(options)) as server:
+        with LoaderServer(folder, thread_slots(options.thread_slots)) as server:
             loader = Loader(argv, server)
             try:
                 yield loader

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from collections import Counter
@@ -25,7 +24,7 @@ from egpu.agent.twin import (
     Unmatched,
 )
 from egpu.bpf import program as bpf
-from egpu.bpf.maptypes import THREAD_SLOTS, traits
+from egpu.bpf.maptypes import traits
 from egpu.bpf.program import AttachKind
 from egpu.errors import InputError, UnsupportedError
 from egpu.session.additive import additive_maps
@@ -42,11 +41,10 @@ from egpu.session.prints import Prints, print_calls
 from egpu.session.reuse import reuse_pinned
 from egpu.session.ring_load import RingLoad, ring_loads
 from egpu.session.service import MapService
+from egpu.session.slots import thread_slots
 from egpu.session.twins import TwinBuilder, TwinReport
 from egpu.sim import SimulatedDevice, private_folder
 from egpu.verifier import Limits, Policy, VerifiedProgram, verify
-
-_THREAD_COUNT = "BPFTIME_MAP_GPU_THREAD_COUNT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,7 @@ class Session:
         names = collection.names
         maps = verified[0].program.maps
         self._options = options
-        slots = _thread_slots() if options.thread_slots is None else options.thread_slots
+        slots = thread_slots(options.thread_slots)
         self._notes = [
             f"updates may be lost, as was allowed: {warning}"
             for each in verified
@@ -408,16 +406,6 @@ class Session:
         self._process = launch(
             argv, self._server.socket_path, environment=environment, follow=self._options.follow
         )
-
-
-def _thread_slots() -> int:
-    """The number in bpftime's variable, else its default. Raises InputError if it is none."""
-    text = os.environ.get(_THREAD_COUNT)
-    if text is None:
-        return THREAD_SLOTS
-    if not text.isascii() or not text.isdigit() or not int(text):
-        raise InputError(f"{text!r} is no number of threads", where=_THREAD_COUNT)
-    return int(text)
 
 
 class _Broker:
