@@ -1,15 +1,22 @@
 """Each hazard has a rule; without the rule, the damage is in the bytes."""
 
+import re
+from pathlib import Path
+
 import pytest
 from sass_corpus import ARCHS, assemble, cubin, disassembled, needs_tools
 from splice_probes import COUNT_RELOCATIONS, ENTRY, EVERYTHING, EXIT, LAYOUT, code, count, value
 
+from egpu import tools
+from egpu.bpf.object import read_object
 from egpu.bpf.program import Level
+from egpu.codegen import compile_probe
 from egpu.codegen.device_code import Relocation, RelocKind
 from egpu.errors import UnsupportedError
 from egpu.image.cubin import open_cubin
 from egpu.image.cubin_edit import put_together, take_apart
 from egpu.image.cubin_kernel import open_kernel
+from egpu.maps import plan
 from egpu.splice.sass import splice_sass
 from egpu.splice.sass_carried import carried
 from egpu.splice.sass_encoding import (
@@ -35,6 +42,7 @@ from egpu.splice.sass_encoding import (
 from egpu.splice.sass_encoding import EXIT as EXIT_OPCODE
 from egpu.splice.sass_rules import EVERY_RULE, Rule
 from egpu.splice.sass_uniform import usage
+from egpu.verifier import verify
 
 pytestmark = needs_tools
 
@@ -360,3 +368,22 @@ def test_a_reduction_of_floating_point_numbers_is_tracked_too():
     assert READ_SCOREBOARD.of(spliced.before[reductions[0]]) == NO_SCOREBOARD
     assert READ_SCOREBOARD.of(spliced.after[reductions[0]]) != NO_SCOREBOARD
     assert STALL.of(spliced.after[reductions[0]]) >= 2
+
+
+def test_one_lane_adds_without_adding_up_over_lanes():
+    """What codegen makes of a tool's counters is recognised: no vote is taken for one lane's sum,
+    and the exit probe needs one pair of uniform registers."""
+    path = Path(tools.__file__).parent / "kernelcount" / "kernelcount.bpf.o"
+    read = read_object(path.read_bytes(), path.name)
+    verified = [verify(program) for program in read.programs]
+    probes = tuple(compile_probe(each, point=each.program.attach[0]) for each in verified)
+    original = cubin("plain", "90")
+    spliced = splice_sass(original, "vector_add", probes, plan(read.maps, 132), assemble)
+    size = len(text_of(original, "vector_add"))
+    added = disassembled(spliced.image)["vector_add"][size:]
+    assert not [line.text for line in added if line.name.startswith(("UFLO", "UIMAD"))]
+    entry = 1 + distance_of(text_of(spliced.image, "vector_add")[0], 90) // SIZE
+    leaving = added[: entry - size]
+    assert leaving
+    named = {name for line in leaving for name in re.findall(r"\bUR\d+", line.text)}
+    assert len(named) <= 2
