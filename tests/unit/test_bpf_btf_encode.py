@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from egpu.bpf.btf import Btf, BtfKind, BtfMember, BtfType
 from egpu.bpf.btf_encode import encode_value
+from egpu.bpf.btf_values import legal_names
 from egpu.errors import InputError
 
 K = BtfKind
@@ -56,6 +57,38 @@ BTF = Btf(
     ),
     b"\0",
 )
+
+
+def row_of(**given):
+    plain = {"text": "", "rows": (0, 0, 0), "phase": 0, "flag": 0, "bits": (0, 0), "real": 0}
+    return plain | given
+
+
+def test_members_of_an_anonymous_union_are_one_value():
+    whole = encode(OUTER, row_of(whole=0x1_0000_0002))
+    assert whole == encode(OUTER, row_of(whole=0x1_0000_0002, half=2))
+    assert BTF.decode(OUTER, whole).half == 2
+    assert BTF.decode(OUTER, encode(OUTER, row_of(half=7))).whole == 7
+    with pytest.raises(InputError, match="v: its field whole contradicts another one"):
+        encode(OUTER, row_of(whole=5, half=6))
+    with pytest.raises(InputError, match="its field whole contradicts"):
+        encode(OUTER, BTF.decode(OUTER, whole)._replace(half=3))
+    with pytest.raises(InputError, match="lacks the field whole"):
+        encode(OUTER, row_of())
+
+
+def test_names_of_fields_are_different():
+    assert legal_names(("a", "a_2", "_a", "__a")) == ("a", "a_2", "a_2_", "a_3")
+    assert legal_names(("\ufb01", "fi", "class", "class_", "_")) == (
+        "fi", "fi_1", "class_", "class__3", "field4")  # fmt: skip
+
+
+def test_any_number_of_nothing():
+    kinds = (*BTF.types, BtfType(16, K.ARRAY, type=17, count=3), BtfType(17, K.ARRAY, type=U8))
+    btf = Btf(kinds, b"\0")
+    assert encode_value(btf, 16, btf.decode(16, b""), "v") == b""
+    with pytest.raises(InputError, match="a sequence of 3, but of 2"):
+        encode_value(btf, 16, ((), ()), "v")
 
 
 def encode(kind, value):
@@ -119,6 +152,7 @@ def test_values(kind, value, data):
         (ENUM, -1, "from 0"),
         (TEXT, "too long", "text of at most 6 bytes"),
         (TEXT, 5, "text of at most"),
+        (TEXT, "\ud800", "text that UTF-8 has"),
         (ROWS, (1, 2), "of 3, but of 2"),
         (ROWS, "abc", "a sequence of 3"),
         (ROWS, (1, 2, 99999), r"v\[2\]: 99999"),

@@ -12,6 +12,7 @@ from egpu.bpf.btf_values import legal_names
 from egpu.errors import InputError
 
 _SIGNED, _CHAR, _BOOL = 1, 2, 4  # encoding bits of INT
+_ELSEWHERE = object()
 _FLOATS = {2: "<e", 4: "<f", 8: "<d"}
 
 
@@ -113,9 +114,11 @@ def _array(place: _Place, row: BtfType, value: object, data: bytearray) -> None:
         return
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
         raise place.wrong(value, f"a sequence of {row.count}")
+    size = place.btf.size_of(row.type)
+    if not value and not size:
+        return  # any number of nothing, which decodes to nothing
     if len(value) != row.count:
         raise place.wrong(value, f"a sequence of {row.count}, but of {len(value)}")
-    size = place.btf.size_of(row.type)
     for index, item in enumerate(value):
         part = bytearray(size)
         _put(place.inside(f"[{index}]"), row.type, item, part)
@@ -166,25 +169,72 @@ def _fields(btf: Btf, row: BtfType, base: int, depth: int) -> Iterator[Field]:
 def _struct(place: _Place, row: BtfType, value: object, data: bytearray) -> None:
     fields = fields_of(place.btf, row)
     names = legal_names(tuple(field.name for field in fields))
-    for field, name, item in zip(fields, names, _items(place, row, fields, value), strict=True):
+    given = [
+        (field, name, item)
+        for field, name, item in zip(fields, names, _items(place, row, fields, value), strict=True)
+        if item is not _ELSEWHERE
+    ]
+    for field, name, item in given:
         _field(place.inside(f".{name}"), field, item, data)
+    _check_shared(place, given, data)
+
+
+def _bits(btf: Btf, field: Field) -> range:
+    return range(field.offset, field.offset + (field.bits or 8 * btf.size_of(field.type)))
+
+
+def _shared(btf: Btf, one: Field, other: Field) -> bool:
+    """Whether two fields lie in the same bits, as members of an anonymous union do."""
+    first, second = _bits(btf, one), _bits(btf, other)
+    return max(first.start, second.start) < min(first.stop, second.stop)
+
+
+def _check_shared(
+    place: _Place, given: Sequence[tuple[Field, str, object]], data: bytearray
+) -> None:
+    """InputError if fields that lie in the same bytes contradict each other."""
+    end = 0
+    for field, _, _ in sorted(given, key=lambda each: each[0].offset):
+        if field.offset < end:
+            break
+        end = _bits(place.btf, field).stop
+    else:
+        return
+    for field, name, item in given:
+        again = bytearray(data)
+        _field(place.inside(f".{name}"), field, item, again)
+        if again != data:
+            raise InputError(
+                f"its field {name} contradicts another one of the same bytes",
+                where=place.where,
+                hint="name one of them only",
+            )
 
 
 def _items(
     place: _Place, row: BtfType, fields: tuple[Field, ...], value: object
 ) -> Sequence[object]:
-    """The values of the fields, in their order."""
+    """The values of the fields, in their order; ``_ELSEWHERE`` for those whose bytes another one
+    gives."""
     legal = legal_names(tuple(field.name for field in fields))
     if isinstance(value, Mapping):
         known = {field.name for field in fields} | set(legal)
         for name in value:
             if name not in known:
                 raise InputError(f"has no field {name!r}", where=place.where)
-        found = []
+        given = [
+            field
+            for field, name in zip(fields, legal, strict=True)
+            if name in value or field.name in value
+        ]
+        found: list[object] = []
         for field, name in zip(fields, legal, strict=True):
-            if name not in value and field.name not in value:
+            if name in value or field.name in value:
+                found.append(value[name] if name in value else value[field.name])
+            elif any(_shared(place.btf, field, other) for other in given):
+                found.append(_ELSEWHERE)
+            else:
                 raise InputError(f"lacks the field {name}", where=place.where)
-            found.append(value[name] if name in value else value[field.name])
         return found
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
         raise place.wrong(value, f"a {row.kind.name.lower()} {row.name}".rstrip())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import struct
+import unicodedata
 from collections import namedtuple
 from collections.abc import Iterator
 from functools import cache
@@ -116,12 +117,17 @@ def _variables(btf: Btf, row: BtfType, data: bytes, depth: int) -> Iterator[tupl
 
 def legal_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """C names as fields of a namedtuple: legal, and different from each other."""
-    legal: list[str] = []
+    legal: dict[str, None] = {}
     for position, original in enumerate(names):
-        field = original.lstrip("_") or f"field{position}"
+        # As Python's compiler spells identifiers (NFKC), or nobody could write the name.
+        field = unicodedata.normalize("NFKC", original).lstrip("_") or f"field{position}"
         if keyword.iskeyword(field) or not field.isidentifier():
             field = f"{field}_" if keyword.iskeyword(field) else f"field{position}"
-        legal.append(f"{field}_{position}" if field in legal else field)
+        if field in legal:
+            field = f"{field}_{position}"
+        while field in legal:
+            field += "_"
+        legal[field] = None
     return tuple(legal)
 
 

@@ -31,37 +31,44 @@ class Globals:
     the object runs.  AttributeError for a name that the section does not have.
     """
 
-    _section: Callable[[], MapView]
-
     def __init__(self, section: Callable[[], MapView]) -> None:
-        object.__setattr__(self, "_section", section)
+        object.__setattr__(self, _SECTION, section)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
         try:
-            return self._section()[name]
+            return _section(self)[name]
         except KeyError as error:
             raise AttributeError(str(error.args[0])) from None
 
     def __setattr__(self, name: str, value: object) -> None:
         try:
-            self._section()[name] = value
+            _section(self)[name] = value
         except KeyError as error:
             raise AttributeError(str(error.args[0])) from None
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._names()]
+        return [*(name for name in super().__dir__() if name != _SECTION), *_variables(self)]
 
     def __repr__(self) -> str:
-        return f"<Globals {', '.join(self._names())}>"
+        return f"<Globals {', '.join(_variables(self))}>"
 
-    def _names(self) -> tuple[str, ...]:
-        spec = self._section().spec
-        row = spec.btf.resolve(spec.value_type) if spec.btf is not None else None
-        if spec.btf is None or row is None or row.kind is not BtfKind.DATASEC:
-            return ()
-        return tuple(spec.btf.type_at(member.type).name for member in row.members)
+
+_SECTION = "section of variables"  # no name that a variable can have
+
+
+def _section(of: Globals) -> MapView:
+    view: MapView = vars(of)[_SECTION]()
+    return view
+
+
+def _variables(of: Globals) -> tuple[str, ...]:
+    spec = _section(of).spec
+    row = spec.btf.resolve(spec.value_type) if spec.btf is not None else None
+    if spec.btf is None or row is None or row.kind is not BtfKind.DATASEC:
+        return ()
+    return tuple(spec.btf.type_at(member.type).name for member in row.members)
 
 
 class ObjectProgram:

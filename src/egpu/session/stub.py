@@ -19,7 +19,10 @@ _SECTIONS = {".rodata": "Rodata", ".data": "Data", ".bss": "Bss"}
 _BUILT_IN = frozenset({"bool", "bytes", "float", "int", "object", "tuple"})
 _METHODS = frozenset({"count", "index"})  # of every tuple, which a field of that name replaces
 _IGNORED = "  # type: ignore[assignment]"
-_RESERVED = frozenset({"Maps", "Programs", *_SECTIONS.values()})
+_TEXT = 400  # characters of an array's type that are written out
+_IMPORTED = frozenset({"NamedTuple", "TypedDict"})
+_PROTOCOLS = frozenset({"TypedMap", "TypedPerSmArray", "TypedPerSmHash", "TypedRing"})
+_RESERVED = frozenset({"Maps", "Programs", "None", "True", "False", *_SECTIONS.values()})
 
 
 def module_text(obj: Object, sha256: str) -> str:
@@ -28,7 +31,8 @@ def module_text(obj: Object, sha256: str) -> str:
     It defines a subclass of ``egpu.Object`` that opens the file beside the module.
     """
     title = _camel(obj.name.removesuffix(".o").removesuffix(".bpf")) or "Loaded"
-    names = _Names({*_RESERVED, title})
+    names = _Names({*_RESERVED, *_IMPORTED, *_PROTOCOLS})
+    title = names.free(title)
     maps = [(spec.name, names.map_type(spec)) for spec in obj.maps if _has_view(spec)]
     sections = [
         (class_name, spec, list(names.variables(spec)))
@@ -50,7 +54,8 @@ def _head(name: str, typed: set[str], classes: list[str]) -> str:
     names = ", ".join(sorted(typed))
     checking = f"\nif TYPE_CHECKING:\n    from egpu.maps.typed import {names}\n" if names else ""
     built_in = "import builtins\n" if any("builtins." in text for text in classes) else ""
-    return f'''"""Types of {name}, written by `egpu gen {name}`: do not edit."""
+    shown = _escaped(name)
+    return f'''"""Types of {shown}, written by `egpu gen {shown}`: do not edit."""
 
 from __future__ import annotations
 
@@ -66,20 +71,22 @@ def _section_class(class_name: str, spec: MapSpec, rows: list[tuple[str, str]]) 
         f'    """Global variables of {spec.name}."""',
         "",
     ]
-    return "\n".join([*lines, *(f"    {name}: {kind}" for name, kind in rows)])
+    hidden = _BUILT_IN & {name for name, _ in rows}
+    return "\n".join([*lines, *(f"    {name}: {_qualified(kind, hidden)}" for name, kind in rows)])
 
 
 def _maps(maps: list[tuple[str, str]]) -> str:
-    rows = "".join(f'        "{name}": "{kind}",\n' for name, kind in maps)
+    rows = "".join(f'        "{_escaped(name)}": "{kind}",\n' for name, kind in maps)
     return f'Maps = TypedDict(\n    "Maps",\n    {{\n{rows}    }},\n)'
 
 
 def _programs(obj: Object) -> str:
     lines = ["class Programs:", '    """The programs by name."""', ""]
     lines.append("    def __init__(self, owner: egpu.Object) -> None:")
+    attributes = legal_names(tuple(program.name for program in obj.programs))
     lines += [
-        f'        self.{_legal(program.name)} = owner.programs["{program.name}"]'
-        for program in obj.programs
+        f'        self.{attribute} = owner.programs["{_escaped(program.name)}"]'
+        for attribute, program in zip(attributes, obj.programs, strict=True)
     ] or ["        pass"]
     return "\n".join(lines)
 
@@ -92,14 +99,14 @@ def _object(
     sections: list[tuple[str, MapSpec, list[tuple[str, str]]]],
 ) -> str:
     records = "".join(
-        f'        ("{c_name}", {class_name}._fields): {class_name},\n'
+        f'        ("{_escaped(c_name)}", {class_name}._fields): {class_name},\n'
         for class_name, c_name in names.records
     )
     lines = [
         f"class {title}(egpu.Object):",
-        f'    """The programs, maps and variables of {obj.name}."""',
+        f'    """The programs, maps and variables of {_escaped(obj.name)}."""',
         "",
-        f'    FILE = "{obj.name}"',
+        f'    FILE = "{_escaped(obj.name)}"',
         f'    SHA256 = "{sha256}"',
         f"    RECORDS = {{\n{records}    }}" if records else "    RECORDS = {}",
         "",
@@ -160,7 +167,8 @@ class _Names:
         btf = spec.btf
         assert btf is not None
         for each in fields_of(btf, btf.resolve(spec.value_type)):
-            if each.name.isidentifier() and not keyword.iskeyword(each.name):
+            legal = each.name.isidentifier() and not keyword.iskeyword(each.name)
+            if legal and not each.name.startswith("__"):  # a class would take those for its own
                 yield each.name, self.type_of(btf, each.type, f"{_camel(each.name)}Value")
 
     def _of(self, spec: MapSpec, type_id: int, size: int, name: str) -> str:
@@ -194,7 +202,7 @@ class _Names:
         if not row.count or not btf.size_of(row.type):
             return "tuple[()]"
         inner = self.type_of(btf, row.type, name)
-        if row.count <= _SPELLED:
+        if row.count <= _SPELLED and row.count * len(inner) <= _TEXT:
             return f"tuple[{', '.join([inner] * row.count)}]"
         return f"tuple[{inner}, ...]"
 
@@ -204,7 +212,7 @@ class _Names:
         found = self.known.get((row.name, names))
         if found is not None:
             return found
-        class_name = self._free(_camel(name) or "Record")
+        class_name = self.free(_camel(name) or "Record")
         self.known[row.name, names] = class_name
         types = [
             self.type_of(btf, each.type, f"{class_name}{_camel(own)}")
@@ -212,7 +220,7 @@ class _Names:
         ]
         lines = [f"class {class_name}(NamedTuple):"]
         if row.name:
-            lines += [f'    """C\'s {row.kind.name.lower()} {row.name}."""', ""]
+            lines += [f'    """C\'s {row.kind.name.lower()} {_escaped(row.name)}."""', ""]
         # A field hides the type of its name from those behind it.
         hidden = _BUILT_IN & set(names)
         lines += [
@@ -223,7 +231,8 @@ class _Names:
         self.records.append((class_name, row.name))
         return class_name
 
-    def _free(self, name: str) -> str:
+    def free(self, name: str) -> str:
+        """A name for a class that no other has."""
         number, found = 1, name
         while found in self.taken:
             number += 1
@@ -251,5 +260,6 @@ def _camel(name: str) -> str:
     return f"N{text}" if text[:1].isdigit() else text
 
 
-def _legal(name: str) -> str:
-    return f"{name}_" if keyword.iskeyword(name) else name
+def _escaped(name: str) -> str:
+    """A name from an object file, which may hold anything, for the inside of a string literal."""
+    return name.encode("unicode_escape").decode().replace('"', '\\"')

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import egpu as api
 from egpu.bpf.btf import Btf, BtfKind, BtfMember, BtfType
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.object import read_object
-from egpu.bpf.program import MapSpec, Object
+from egpu.bpf.program import MapSpec, Object, Program
 from egpu.cli.app import app
 from egpu.errors import InputError
 from egpu.session.stub import module_text
@@ -167,3 +168,77 @@ def test_names_that_python_has_for_itself():
     scope = {}
     exec(compile(text, "stub", "exec"), scope)
     assert scope["Maps2"]._fields == ("int", "b")
+
+
+HOSTILE = 'x"]\n"""\nraise SystemExit\n\\'
+
+
+def test_names_from_the_file_are_never_code():
+    """Names of ELF and BTF may be any text: they stay inside their string literals."""
+    btf = Btf(
+        (
+            BtfType(0, BtfKind.VOID),
+            BtfType(1, BtfKind.INT, "int", 4, encoding=1),
+            BtfType(2, BtfKind.STRUCT, HOSTILE, 4, members=(BtfMember(HOSTILE, 1, 0),)),
+            BtfType(3, BtfKind.DATASEC, ".data", 4, members=(BtfMember("", 4, 0, size=4),)),
+            BtfType(4, BtfKind.VAR, HOSTILE, type=1, encoding=1),
+        ),
+        b"\0",
+    )
+    maps = (
+        MapSpec(HOSTILE, MapType.ARRAY, 4, 4, 1, btf=btf, value_type=2),
+        MapSpec(".data", MapType.ARRAY, 4, 4, 1, btf=btf, value_type=3),
+    )
+    program = Program(HOSTILE, "kprobe/*", (), (), maps)
+    text = module_text(Object(HOSTILE, (program,), maps), "")
+    scope = {}
+    exec(compile(text, "stub", "exec"), scope)
+    (opened_by,) = [each for each in scope.values() if getattr(each, "FILE", "") == HOSTILE]
+    assert issubclass(opened_by, api.Object)
+    assert list(scope["Maps"].__annotations__) == [HOSTILE, ".data"]
+    ((name, _),) = opened_by.RECORDS
+    assert name == HOSTILE
+
+
+@pytest.mark.parametrize(
+    ("file", "title"),
+    [
+        ("data.bpf.o", "Data2"),
+        ("maps.bpf.o", "Maps2"),
+        ("programs.o", "Programs2"),
+        ("None.o", "None2"),
+        ("named_tuple.o", "NamedTuple2"),
+        ("7-seven.o", "N7Seven"),
+        ("\u00fc.o", "Loaded"),
+    ],
+)
+def test_a_file_called_like_a_class_of_the_module(file, title):
+    btf = Btf(
+        (
+            BtfType(0, BtfKind.VOID),
+            BtfType(1, BtfKind.INT, "int", 4, encoding=1),
+            BtfType(2, BtfKind.STRUCT, "None", 4, members=(BtfMember("a", 1, 0),)),
+            BtfType(3, BtfKind.STRUCT, "TypedMap", 4, members=(BtfMember("a", 1, 0),)),
+            BtfType(4, BtfKind.STRUCT, "TypedDict", 4, members=(BtfMember("a", 1, 0),)),
+        ),
+        b"\0",
+    )
+    maps = tuple(
+        MapSpec(f"m{kind}", MapType.ARRAY, 4, 4, 1, btf=btf, value_type=kind) for kind in (2, 3, 4)
+    )
+    text = module_text(Object(file, (), maps), "")
+    scope = {}
+    exec(compile(text, "stub", "exec"), scope)
+    assert file == scope[title].FILE
+    names = {scope["None2" if title != "None2" else "None3"].__name__, title}
+    assert names < scope.keys()
+    assert {"TypedMap2", "TypedDict2"} < scope.keys()
+
+
+def test_types_that_would_be_endless_are_not_written_out():
+    rows = [BtfType(0, BtfKind.VOID), BtfType(1, BtfKind.INT, "int", 4)]
+    rows += [BtfType(n, BtfKind.ARRAY, type=n - 1, count=8) for n in range(2, 11)]
+    spec = MapSpec("m", MapType.ARRAY, 4, 4 * 8**9, 1, btf=Btf(tuple(rows), b"\0"), value_type=10)
+    text = module_text(Object("a.o", (), (spec,)), "")
+    assert len(text) < 3000
+    assert "tuple[tuple[int, int, int, int, int, int, int, int], " in text
