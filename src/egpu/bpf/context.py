@@ -9,6 +9,7 @@ fields have no meaning on a GPU and reading them is refused.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -124,6 +125,15 @@ def field_at(offset: int, size: int, fields: Sequence[Field] = FIELDS) -> Field 
 
     A narrower load inside a field is allowed; one that straddles two fields is not.
     """
+    return _field_at(offset, size) if fields is FIELDS else _search(offset, size, fields)
+
+
+@functools.lru_cache(1 << 10)
+def _field_at(offset: int, size: int) -> Field | None:
+    return _search(offset, size, FIELDS)
+
+
+def _search(offset: int, size: int, fields: Sequence[Field]) -> Field | None:
     for row in fields:
         if row.offset <= offset and offset + size <= row.offset + row.size:
             return row

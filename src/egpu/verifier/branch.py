@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from egpu.bpf.isa import JmpOp
 from egpu.verifier import checks
-from egpu.verifier.refine import INVERSE, compare
+from egpu.verifier.refine import ways
 from egpu.verifier.report import Refusal, describe
-from egpu.verifier.scalar import S64, Scalar
+from egpu.verifier.scalar import Scalar
 from egpu.verifier.setting import Setting
 from egpu.verifier.state import Pointer, State
 from egpu.verifier.structure import Step
@@ -37,10 +37,9 @@ def _numbers(
     state: State, step: Step, op: JmpOp, left: Scalar, right: Scalar
 ) -> tuple[State | None, State | None]:
     low = step.width == 32
-    taken = compare(S64, op, low, left, right)
+    fallen, taken = ways(op, low, left, right)
     if taken is None:
         return state, None
-    fallen = compare(S64, INVERSE[op], low, left, right)
     if fallen is None:
         return None, state
     jumping = state.copy()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from functools import cached_property
+from typing import Final, assert_never
 
 from egpu.bpf.helpers import HELPERS, Arg, Helper, Ret
 from egpu.bpf.isa import CallSrc
@@ -51,6 +52,14 @@ DIRECT_VALUES = frozenset(
         MapType.GPU_KERNEL_SHARED_ARRAY,
     }
 )
+
+
+# Looking a member up in its class takes longer than comparing with it.
+_MAP: Final = Arg.MAP
+_KEY: Final = Arg.KEY
+_READ = Access.READ
+_CONTEXT, _STACK, _MAP_VALUE = Region.CONTEXT, Region.STACK, Region.MAP_VALUE
+_MAP_POINTER, _INNER_MAP = Region.MAP_POINTER, Region.INNER_MAP
 
 
 def find_helper(setting: Setting, number: int) -> Helper:
@@ -117,7 +126,11 @@ class _Call:
         self.released = 0
         self.null_context = False
         self.outputs: list[tuple[Pointer, int]] = []
-        self.prints = PrintChecker(setting, recorder, state, step)
+
+    @cached_property
+    def prints(self) -> PrintChecker:
+        """What is shown, in calls that print."""
+        return PrintChecker(self.setting, self.recorder, self.state, self.step)
 
     def _refuse(self, register: int, value: Scalar | Pointer, needs: str, hint: str) -> Refusal:
         is_now = describe(value, self.setting.program)
@@ -126,15 +139,17 @@ class _Call:
 
     def argument(self, position: int, kind: Arg, value: Scalar | Pointer) -> None:
         register = position + 1
+        if kind is _MAP:  # the most common first
+            self._map(register, value)
+            return
+        if kind is _KEY:
+            self._memory(register, value, self.setting.map(self.map).key_size, _READ)
+            return
         match kind:
             case Arg.SCALAR | Arg.ANYTHING:
                 checks.scalar(
                     self.setting, value, register, f"a number of {self.helper.name} leaks a pointer"
                 )
-            case Arg.MAP:
-                self._map(register, value)
-            case Arg.KEY:
-                self._memory(register, value, self.setting.map(self.map).key_size, Access.READ)
             case Arg.VALUE:
                 self._memory(register, value, self.setting.map(self.map).value_size, Access.READ)
             case Arg.READ:
@@ -171,14 +186,7 @@ class _Call:
             case Arg.OUT_VALUE:
                 self._out_value(register, value)
             case Arg.ATOMIC_U64:
-                pointer = checks.dereferenced(self.setting, value, register, Access.ATOMIC)
-                if pointer.region is not Region.MAP_VALUE:
-                    raise self._refuse(
-                        register, value, "a pointer into a map value", "keep it in a map"
-                    )
-                checks.in_bounds(self.setting, pointer, 8)
-                checks.aligned(self.setting, pointer, 8, Access.ATOMIC)
-                self.recorder.maps.add(pointer.owner)
+                self._counter(register, value)
             case Arg.RECORD:
                 self._record(register, value)
             case Arg.CALLBACK:
@@ -208,8 +216,8 @@ class _Call:
                 assert_never(kind)
 
     def _map(self, register: int, value: Scalar | Pointer) -> None:
-        inner = isinstance(value, Pointer) and value.region is Region.INNER_MAP
-        if not isinstance(value, Pointer) or not (inner or value.region is Region.MAP_POINTER):
+        inner = isinstance(value, Pointer) and value.region is _INNER_MAP
+        if not isinstance(value, Pointer) or not (inner or value.region is _MAP_POINTER):
             raise self._refuse(register, value, "a map", "pass &map")
         if value.null:
             raise self._refuse(register, value, "a map", "test it against 0 first")
@@ -232,6 +240,15 @@ class _Call:
         self.map = value.owner
         self.recorder.maps.add(value.owner)
 
+    def _counter(self, register: int, value: Scalar | Pointer) -> None:
+        """A number in a map that the helper changes in one step."""
+        pointer = checks.dereferenced(self.setting, value, register, Access.ATOMIC)
+        if pointer.region is not Region.MAP_VALUE:
+            raise self._refuse(register, value, "a pointer into a map value", "keep it in a map")
+        checks.in_bounds(self.setting, pointer, 8)
+        checks.aligned(self.setting, pointer, 8, Access.ATOMIC)
+        self.recorder.maps.add(pointer.owner)
+
     def _out_value(self, register: int, value: Scalar | Pointer) -> None:
         """Where a value of the map is written; what a Bloom filter is asked about."""
         spec = self.setting.map(self.map)
@@ -244,16 +261,17 @@ class _Call:
     def _memory(self, register: int, value: Scalar | Pointer, size: int, access: Access) -> Pointer:
         """``size`` bytes of memory that the helper reads or writes."""
         pointer = checks.dereferenced(self.setting, value, register, access)
-        if pointer.region is Region.CONTEXT:
+        region = pointer.region
+        if region is _CONTEXT:
             raise self._refuse(
                 register, value, "memory", "copy the fields to the stack: the context is virtual"
             )
         checks.in_bounds(self.setting, pointer, size)
-        if pointer.region is Region.MAP_VALUE:
+        if region is _MAP_VALUE:
             self.recorder.maps.add(pointer.owner)
-        if pointer.region is Region.STACK:
+        if region is _STACK:
             touch_stack(self.setting, self.recorder, self.state, pointer)
-            if access is Access.READ:
+            if access is _READ:
                 checks.stack_readable(self.state, pointer, size)
             else:
                 checks.stack_writable(self.state, pointer, size)
@@ -332,11 +350,13 @@ class _Call:
         if self.helper.body == "print":
             self.ring_bytes += self.prints.finish()
         spent = cost.ring(self.ring_bytes)
-        if Arg.KEY in self.helper.args:
+        if self.map < 0:
+            return spent
+        if _KEY in self.helper.args:
             kind = traits(self.setting.map(self.map).type)
             inserts = Arg.VALUE in self.helper.args
             spent += cost.probes(kind.insertion_probes if inserts else kind.probes)
-        if Arg.MAP in self.helper.args and Arg.CALLBACK in self.helper.args:
+        if Arg.CALLBACK in self.helper.args:
             spec = self.setting.map(self.map)
             # Every slot of a table is looked at, whether it has an entry or not.
             spent += cost.probes(table_slots(spec.max_entries) if traits(spec.type).hashed else 0)

@@ -76,6 +76,7 @@ _STACK, _MAP_VALUE, _MAP_KEY, _MEMORY = (
     Region.MEMORY,
 )
 _READ, _ATOMIC = Access.READ, Access.ATOMIC
+_STACK_SIZE = isa.STACK_SIZE
 
 
 def initialised(setting: Setting, value: Value, register: int) -> Scalar | Pointer:
@@ -116,6 +117,8 @@ def region_size(setting: Setting, pointer: Pointer) -> int:
 
 def dereferenced(setting: Setting, value: Value, register: int, access: Access) -> Pointer:
     """The pointer through which memory is reached: not null, of a kind that allows the access."""
+    if type(value) is Pointer and access is _READ and not value.null and value.region in _READABLE:
+        return value  # as most are
     pointer = initialised(setting, value, register)
     if isinstance(pointer, Scalar):
         raise Refusal(
@@ -143,9 +146,9 @@ def dereferenced(setting: Setting, value: Value, register: int, access: Access) 
 
 def in_bounds(setting: Setting, pointer: Pointer, size: int) -> None:
     """``size`` bytes from ``pointer`` lie inside the region."""
-    low, high = span(pointer)
+    low, high = (pointer.offset,) * 2 if pointer.variable is None else span(pointer)
     if pointer.region is _STACK:
-        first, end = -isa.STACK_SIZE, 0
+        first, end = -_STACK_SIZE, 0
     else:
         first, end = 0, region_size(setting, pointer)
     if first <= low and high + size <= end:
@@ -172,10 +175,11 @@ def _inside(pointer: Pointer, *, fixed: bool) -> str:
 def aligned(setting: Setting, pointer: Pointer, size: int, access: Access) -> None:
     """P3: natural alignment, which a device demands; plain accesses to test memory are split."""
     # As in Linux, the stack is aligned whatever the policy: its bytes are tracked by slots.
-    free = not setting.strict and pointer.region is not _STACK
-    relaxed = access is not _ATOMIC and (free or pointer.region is _MEMORY)
     proven = alignment(pointer)
-    if relaxed or proven >= size:
+    if proven >= size:
+        return
+    free = not setting.strict and pointer.region is not _STACK
+    if access is not _ATOMIC and (free or pointer.region is _MEMORY):
         return
     raise Refusal(
         "P3",

@@ -9,7 +9,7 @@ from egpu.bpf.isa import Kind
 from egpu.bpf.program import PseudoSrc
 from egpu.verifier import arithmetic, calls, checks, memory
 from egpu.verifier.report import Refusal
-from egpu.verifier.scalar import S64
+from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.setting import Recorder, Setting
 from egpu.verifier.state import Frame, Pointer, State, Value
 from egpu.verifier.structure import Step
@@ -60,15 +60,23 @@ _ACCESSES: dict[Kind, Callable[[Setting, Recorder, State, Step], None]] = {
 }
 
 
-def _constant(setting: Setting, recorder: Recorder, step: Step) -> Value:
-    """LD_IMM64: a number, a map or the first value of a map."""
+def _constant(setting: Setting, recorder: Recorder, step: Step) -> Scalar | Pointer:
+    """LD_IMM64: a number, a map, the first value of a map or a function."""
+    value = setting.constants.get(step.pc)
+    if value is None:
+        value = setting.constants[step.pc] = _made(setting, step)
+    if type(value) is Pointer and value.region is not Region.FUNCTION:
+        recorder.maps.add(value.owner)
+    return value
+
+
+def _made(setting: Setting, step: Step) -> Scalar | Pointer:
     low, high = step.imm, setting.program.code[step.pc + 1].imm
     match PseudoSrc(step.src):
         case PseudoSrc.CONST:
             return S64.constant((high & 0xFFFFFFFF) << 32 | low & 0xFFFFFFFF)
         case PseudoSrc.MAP_INDEX:
             calls.check_map(setting.map(low))
-            recorder.maps.add(low)
             return Pointer(Region.MAP_POINTER, low)
         case PseudoSrc.MAP_INDEX_VALUE:
             spec = setting.map(low)
@@ -92,7 +100,6 @@ def _constant(setting: Setting, recorder: Recorder, step: Step) -> Value:
                     f"offset {high} is outside the {spec.value_size} bytes of {spec.name}",
                     hint="the variable is smaller: check its type",
                 )
-            recorder.maps.add(low)
             return Pointer(Region.MAP_VALUE, low, offset=high)
         case PseudoSrc.CODE:
             return Pointer(Region.FUNCTION, step.pc + 1 + low)

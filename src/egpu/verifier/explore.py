@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from egpu.bpf import isa
 from egpu.bpf.helpers import calls_back
 from egpu.bpf.isa import CallSrc, Kind
-from egpu.verifier import branch, calls, checks
+from egpu.verifier import arithmetic, branch, calls, checks
 from egpu.verifier.callbacks import Calls, calls_of
 from egpu.verifier.cost import NOTHING, Node, Spent, instructions, metered, spends, weight
 from egpu.verifier.counters import Counted, Counting, count, put
@@ -31,6 +31,7 @@ from egpu.verifier.widen import ROUNDS, widen
 
 __all__ = ["Exploration", "Explored", "Stopped", "replay"]
 
+_ALU = Kind.ALU
 _JUMP, _CALL, _EXIT, _HELPER = Kind.JUMP, Kind.CALL, Kind.EXIT, int(CallSrc.HELPER)
 _REMEMBERED = 8  # finished states compared per instruction; equal ones are found at any number
 
@@ -187,6 +188,10 @@ class Exploration:
                 )
             self.spent += spends[pc]
             kind = step.kind
+            if kind is _ALU:  # as most are
+                arithmetic.execute(setting, state, step)
+                self.pc = step.following
+                continue
             if kind is _JUMP:
                 fallen, jumping = branch.decide(setting, state, step)
                 if fallen is not None and jumping is not None:
@@ -409,14 +414,10 @@ class Exploration:
                 hint="count the turns in a register and leave the loop at a constant limit",
             )
         if known is None:
-            known = next(
-                (
-                    node
-                    for node in self.finished.get(self.pc, ())
-                    if node.state is not None and state_covers(node.state, state, live)
-                ),
-                None,
-            )
+            for node in self.finished.get(self.pc, ()):
+                if node.state is not None and state_covers(node.state, state, live):
+                    known = node
+                    break
         if known is not None:
             total = spent + known.worst
             self._check_cost(self.node.total + total)

@@ -52,6 +52,7 @@ class Frames:
         self.callbacks = _callbacks(setting.structure)
         self.callers = _callers(setting.structure, self.callbacks)
         self.above = _above(self.callers)
+        self.places: dict[tuple[int, int, int | None], Place | None] = {}  # as asked for
 
     def operand(self, pc: int, register: int) -> Operand | None:
         """What a register is there; None where no way leads."""
@@ -59,6 +60,12 @@ class Frames:
 
     def place(self, step: Step, register: int, size: int | None) -> Place | None:
         """Stack bytes of an access of ``size`` bytes (None: up to the top of the frame)."""
+        key = step.pc, register, size
+        if key not in self.places:
+            self.places[key] = self._place(step, register, size)
+        return self.places[key]
+
+    def _place(self, step: Step, register: int, size: int | None) -> Place | None:
         operand = self.operands.get((step.pc, register))
         if operand is None or Region.STACK not in operand.regions:
             return None

@@ -103,14 +103,6 @@ def touch_stack(setting: Setting, recorder: Recorder, state: State, pointer: Poi
     recorder.stack(function, checks.span(pointer)[0])
 
 
-def _spilled_pointer(frame: Frame, offset: int, size: int) -> Pointer | None:
-    slot = frame.slots.get(offset // SLOT, EMPTY_SLOT)
-    spill = slot.spill_at(offset % SLOT)
-    if size == SLOT and spill is not None and isinstance(spill.value, Pointer):
-        return spill.value
-    return None
-
-
 def _loaded_from_stack(
     setting: Setting, recorder: Recorder, state: State, pointer: Pointer, size: int
 ) -> Scalar | Pointer:
@@ -118,9 +110,9 @@ def _loaded_from_stack(
     frame = state.frames[pointer.owner]
     if pointer.variable is None:
         place = pointer.offset
-        spilled = _spilled_pointer(frame, place, size)
-        if spilled is not None:
-            return spilled
+        for spill in frame.slots.get(place // SLOT, EMPTY_SLOT).spills:
+            if spill.size == size and spill.at == place % SLOT:
+                return spill.value  # as it was stored
         checks.stack_readable(state, pointer, size)
         value = read_stack(frame, place, size)
         assert value is not None, "stack_readable refused uninitialised bytes"
@@ -165,7 +157,8 @@ def store(setting: Setting, recorder: Recorder, state: State, step: Step) -> Non
             hint="give the function what it points to",
         )
     touch_stack(setting, recorder, state, pointer)
-    checks.stack_writable(state, pointer, size)
+    if size < SLOT or pointer.variable is not None:
+        checks.stack_writable(state, pointer, size)  # a whole slot cuts nothing
     frame = state.frames[pointer.owner]
     if pointer.variable is None:
         write_stack(frame, pointer.offset, size, value)

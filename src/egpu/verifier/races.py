@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from egpu.bpf.helpers import HELPERS, Arg
-from egpu.bpf.isa import STACK_SIZE, CallSrc, Kind
+from egpu.bpf.isa import STACK_SIZE, AluOp, CallSrc, Kind
 from egpu.bpf.maptypes import traits
 from egpu.verifier import linear, threads
 from egpu.verifier.control import Graph
@@ -222,7 +222,9 @@ def _chances(known: Known, writes: list[_Write]) -> Iterator[Refusal]:
     """Warn of plain stores of what differs between threads to a place that they share."""
     for write in writes:
         step = write.step
-        if step.kind is not Kind.STORE_REG or step.pc not in known.launch.varying:
+        if step.kind is not Kind.STORE_REG or _stores_constant(known.graph, step):
+            continue
+        if step.pc not in known.launch.varying:
             continue
         if known.launch.register_varies(step.pc, step.src):
             if known.threads.owner(step.pc, write.register) >= _LINE:
@@ -234,6 +236,15 @@ def _chances(known: Known, writes: list[_Write]) -> Iterator[Refusal]:
                 step.pc,
                 "use an atomic, let one thread store, or give each thread its place",
             )
+
+
+def _stores_constant(graph: Graph, store: Step) -> bool:
+    """Whether the register that is stored got a constant in the same basic block."""
+    block = graph.blocks[graph.block_of[store.pc]]
+    for step in reversed(block.steps):
+        if step.pc < store.pc and step.writes >> store.src & 1:
+            return step.kind is Kind.LOAD_IMM64 or (step.op is AluOp.MOV and not step.register)
+    return False
 
 
 _SHARED_HINT = "use an atomic, such as __sync_fetch_and_add"

@@ -148,6 +148,34 @@ def compare(
     return left.linked(a[10]), right.linked(b[10])
 
 
+_Way = tuple[Scalar, Scalar] | None
+_ways: dict[tuple[object, ...], tuple[_Way, _Way]] = {}  # results, links aside
+
+
+def ways(op: JmpOp, low: bool, a: Scalar, b: Scalar) -> tuple[_Way, _Way]:
+    """``a`` and ``b`` where ``a op b`` does not hold, and where it does; None where that cannot be.
+
+    What is the same on the only possible way is not narrowed.
+    """
+    if not (a[1] or b[1]):
+        holds = arith.compare(op, 32 if low else 64, a[0], b[0])
+        return (None, (a, b)) if holds else ((a, b), None)
+    key = op, low, a[:10], b[:10]
+    found = _ways.get(key)
+    if found is None:
+        pair = _compare(S64, INVERSE[op], low, a, b), _compare(S64, op, low, a, b)
+        found = remember(_ways, key, pair)
+    fallen, taken = found
+    if taken is None:
+        return (a, b), None
+    if fallen is None:
+        return None, (a, b)
+    return (
+        (fallen[0].linked(a[10]), fallen[1].linked(b[10])),
+        (taken[0].linked(a[10]), taken[1].linked(b[10])),
+    )
+
+
 _UNKNOWN = S64.unknown, S64.unknown  # no result, told by identity
 _known: dict[tuple[object, ...], tuple[Scalar, Scalar] | None] = {}  # results, links aside
 

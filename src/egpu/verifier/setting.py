@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from egpu.bpf.context import Field, fields_of
@@ -36,7 +37,7 @@ class Limits:
     lost_updates: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Setting:
     """A program and the question asked of it."""
 
@@ -46,20 +47,22 @@ class Setting:
     exit_probe: bool
     limits: Limits
     structure: Structure
+    # What the LD_IMM64 at each pc gives, as far as they were walked.
+    constants: dict[int, Scalar | Pointer] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
+    @cached_property
     def strict(self) -> bool:
         """Whether the rules of probes hold, as opposed to those of the test executor."""
         return self.policy is not Policy.EXECUTOR
 
-    @property
+    @cached_property
     def attached(self) -> bool:
         """Whether r1 is a probe context; a program without attach points gets a memory block."""
         return self.strict and any(
             point.kind is not AttachKind.EXECUTOR for point in self.program.attach
         )
 
-    @property
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         """The fields of the program's context."""
         return fields_of(self.program.attach)
@@ -78,9 +81,10 @@ class Setting:
         return "1 map" if count == 1 else f"{count} maps"
 
 
-def alignment(pointer: Pointer) -> int:
-    """Proven alignment of a pointer, up to 8; every region begins at a multiple of 8."""
-    bits = pointer.offset
+def alignment(pointer: Pointer, more: int = 0) -> int:
+    """Proven alignment of the address ``more`` bytes beyond a pointer, up to 8; every region begins
+    at a multiple of 8."""
+    bits = pointer.offset + more
     if pointer.variable is not None:
         variable = pointer.variable
         unknown = variable.mask
@@ -176,9 +180,9 @@ class Recorder:
         self, pc: int, register: int, value: Scalar | Pointer, frame: int, offset: int = 0
     ) -> None:
         """``register`` holds ``value`` at an instruction of frame number ``frame``."""
-        now = value, frame
-        if self.last.get((pc, register)) != now:  # most often it is as it was before
-            self.last[pc, register] = now
+        key, now = (pc, register), (value, frame)
+        if self.last.get(key) != now:  # most often it is as it was before
+            self.last[key] = now
             self.operand(pc, register, operand_of(value, frame, offset))
 
     def stack(self, function: int, lowest: int) -> None:
@@ -232,21 +236,26 @@ class Recorder:
         )
 
 
+# Looking a member up in its class takes longer than comparing with it.
+_SCALAR, _FUNCTION, _STACK = Region.SCALAR, Region.FUNCTION, Region.STACK
+_MAP_VALUE = Region.MAP_VALUE
+_ONLY = {region: frozenset({region}) for region in Region}
+_OR_NULL = {region: frozenset({region, Region.NULL}) for region in Region}
 _MAPS = frozenset({Region.MAP_POINTER, Region.INNER_MAP})
 
 
 def operand_of(value: Scalar | Pointer, frame: int, offset: int = 0) -> Operand:
     """``value`` as seen from frame number ``frame``; ``offset`` is added for the alignment."""
-    if isinstance(value, Scalar):
-        return Operand(frozenset({Region.SCALAR}), value=value.constant())
-    region = value.region
-    if region is Region.FUNCTION:
-        return Operand(frozenset({region}), value=value.owner)
-    regions = frozenset({region, Region.NULL}) if value.null else frozenset({region})
+    if type(value) is Scalar:
+        return Operand(_ONLY[_SCALAR], value=value.constant())
+    assert type(value) is Pointer, "what is no number is a pointer"
+    region, owner, start, variable, null, _, _ = value
+    if region is _FUNCTION:
+        return Operand(_ONLY[region], value=owner)
     return Operand(
-        regions,
-        value.owner if region is Region.MAP_VALUE or region in _MAPS else None,
-        value.offset if value.variable is None else None,
-        frame - value.owner if region is Region.STACK else None,
-        alignment(value.at(offset)),
+        _OR_NULL[region] if null else _ONLY[region],
+        owner if region is _MAP_VALUE or region in _MAPS else None,
+        start if variable is None else None,
+        frame - owner if region is _STACK else None,
+        alignment(value, offset),
     )

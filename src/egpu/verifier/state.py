@@ -190,11 +190,11 @@ class State:
                 if type(value) is Pointer and value.null == null:
                     registers[index] = S64.zero if is_null else value._replace(null=0)
             for number, slot in frame.slots.items():
-                if any(type(s.value) is Pointer and s.value.null == null for s in slot.spills):
-                    (spill,) = slot.spills  # a pointer takes the whole slot
-                    assert isinstance(spill.value, Pointer), "as was just seen"
-                    known = S64.zero if is_null else spill.value._replace(null=0)
-                    frame.slots[number] = slot._replace(spills=(spill._replace(value=known),))
+                for spill in slot.spills:
+                    if type(spill.value) is Pointer and spill.value.null == null:
+                        # A pointer takes the whole slot.
+                        known = S64.zero if is_null else spill.value._replace(null=0)
+                        frame.slots[number] = slot._replace(spills=(spill._replace(value=known),))
         if is_null:
             self.references = tuple(r for r in self.references if r != null)
 

@@ -68,7 +68,9 @@ def _value_covers(old: Value, new: Value, links: _Links, matters: bool) -> bool:
     if old is None:
         return True  # the old way never read it
     if isinstance(old, Scalar):
-        return isinstance(new, Scalar) and (not matters or _scalar_covers(old, new, links))
+        return isinstance(new, Scalar) and (
+            not matters or (old is new and not old[10]) or _scalar_covers(old, new, links)
+        )
     if not isinstance(new, Pointer) or (
         old.region is not new.region
         or old.owner != new.owner
@@ -101,8 +103,8 @@ def _byte_covers(old: Slot, new: Slot, at: int, matters: bool) -> bool:
 
 
 def _slot_covers(old: Slot, new: Slot, links: _Links, matters: bool) -> bool:
-    if old is new and not old.spills:
-        return True
+    if old is new:
+        return all(_value_covers(s.value, s.value, links, matters) for s in old.spills)
     followed = SPILL if matters else -1
     for spill in old.spills:
         if not matters and isinstance(spill.value, Scalar):
@@ -127,15 +129,18 @@ def _frame_covers(old: Frame, new: Frame, live: Live, links: _Links) -> bool:
     registers, slots, numbers, slot_numbers = live
     mine, theirs = old.registers, new.registers
     for index in _MEMBERS[registers]:
-        if not _value_covers(mine[index], theirs[index], links, bool(numbers >> index & 1)):
+        value = mine[index]
+        # None: the old way never read it.
+        if value is not None and not _value_covers(
+            value, theirs[index], links, bool(numbers >> index & 1)
+        ):
             return False
     if slots:
+        others = new.slots
         for number, slot in old.slots.items():
-            if slots >> 2 * (-1 - number) & 3 and not _slot_covers(
-                slot,
-                new.slots.get(number, EMPTY_SLOT),
-                links,
-                bool(slot_numbers >> 2 * (-1 - number) & 3),
+            place = 2 * (-1 - number)
+            if slots >> place & 3 and not _slot_covers(
+                slot, others.get(number, EMPTY_SLOT), links, bool(slot_numbers >> place & 3)
             ):
                 return False
     return True

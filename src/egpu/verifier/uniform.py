@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from types import MappingProxyType
 
@@ -107,13 +107,18 @@ class _Flow:
         return self._result()
 
     def _result(self) -> Uniformity:
-        varying: dict[int, int] = {}
         control: list[int] = []
+        for block in self.graph.blocks:
+            if self._control_varies(block):
+                control.extend([row[0] for row in self.rows.blocks[block.index]])
+        return Uniformity(frozenset(control), self._varying)
+
+    def _varying(self) -> Mapping[int, int]:
+        """The registers that vary before each instruction, once nothing changes any more."""
+        varying: dict[int, int] = {}
         number = self.number
         for block in self.graph.blocks:
             rows = self.rows.blocks[block.index]
-            if self._control_varies(block):
-                control.extend([row[0] for row in rows])
             state = self.entry[block.index]
             if state is None:
                 continue
@@ -125,7 +130,7 @@ class _Flow:
                 elif writes:
                     after = registers & ~writes | always[number]
                     registers = after | writes if registers & sources else after
-        return Uniformity(frozenset(control), MappingProxyType(varying))
+        return MappingProxyType(varying)
 
     def _again(self, block: int) -> None:
         """Something changed that a block depends on."""

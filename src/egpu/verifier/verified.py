@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from egpu.bpf.prints import PrintCall
 from egpu.bpf.program import Program
@@ -50,8 +50,7 @@ class Region(enum.Enum):
     MEMORY = "mem"  # the memory block of EXECUTOR
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(NamedTuple):
     """What one register is at one instruction, joined over every way that reaches it.
 
     ``regions``  all regions seen (a helper argument may be {MAP_VALUE, NULL}; a plain access has
@@ -130,16 +129,21 @@ class Rmw:
     terms: tuple[RmwTerm, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Uniformity:
     """What is the same for all lanes that came together (P7).
 
-    ``control``: the instructions that lanes may reach apart from each other.  ``varying``: before
-    each instruction that can be reached, the registers that may differ between lanes, as a bit set.
+    ``control``: the instructions that lanes may reach apart from each other.
     """
 
     control: frozenset[int]
-    varying: Mapping[int, int]
+    find_varying: Callable[[], Mapping[int, int]] = field(repr=False, compare=False)
+
+    @cached_property
+    def varying(self) -> Mapping[int, int]:
+        """Before each instruction that can be reached, the registers that may differ between lanes,
+        as a bit set; found when it is asked for."""
+        return self.find_varying()
 
     def control_varies(self, pc: int) -> bool:
         """Whether lanes may come to the instruction at ``pc`` separately."""
