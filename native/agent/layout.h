@@ -34,6 +34,7 @@
 #define EGPU_ARENA_HEADER_AT_GID 36u /* 4 bytes */
 #define EGPU_ARENA_HEADER_AT_COMM 40u /* 16 bytes */
 #define EGPU_ARENA_HEADER_AT_ENABLED 64u /* 4 bytes */
+#define EGPU_ARENA_HEADER_AT_CUT_SHORT 128u /* 8 bytes */
 #define EGPU_ARENA_HEADER_AT_CLOCK 72u /* 8 bytes */
 
 #define EGPU_RING_CONTROL_AT_HEAD 0u /* 8 bytes */

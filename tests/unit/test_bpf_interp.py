@@ -87,7 +87,6 @@ def test_ending_the_thread_ends_every_function():
     [
         (Insn(0x8D, 1), "callx"),
         (Insn(0x0D, 1), "gotox"),
-        (Insn(0xE5, off=1), "may_goto"),
         (Insn(0x30, imm=2), "legacy packet access"),
         (Insn(0x40, 0, 1), "legacy packet access"),
         (Insn(0xBF, 1, 1, 1, 1), "arena cast"),

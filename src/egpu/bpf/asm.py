@@ -1,8 +1,9 @@
 """Assembler and disassembler.
 
-The syntax is the public conformance suite's; three things are added so that every program can be
-written and read back: ``lddw %r1, map_index 0`` (and the other sources of LD_IMM64),
-``call runtime N`` (a kfunc), and ``.insn opcode, dst, src, off, imm`` for any other slot.
+The syntax is the public conformance suite's; four things are added so that every program can be
+written and read back: ``may_goto target``, ``lddw %r1, map_index 0`` (and the other sources of
+LD_IMM64), ``call runtime N`` (a kfunc), and ``.insn opcode, dst, src, off, imm`` for any other
+slot.
 """
 
 from __future__ import annotations
@@ -102,11 +103,10 @@ class _Assembler:
             case "exit":
                 _count(operands, 0)
                 return [Insn(isa.EXIT)]
-            case "ja" | "ja32":
+            case "ja" | "ja32" | "may_goto":
                 _count(operands, 1)
-                bits = 16 if word == "ja" else 32
-                target = self._target(operands[0], bits)
-                return [Insn(JUMPS[word], **{"off" if word == "ja" else "imm": target})]
+                field, bits = ("imm", 32) if word == "ja32" else ("off", 16)
+                return [Insn(JUMPS[word], **{field: self._target(operands[0], bits)})]
             case "call":
                 return [self._call(rest.split())]
             case "lddw":
@@ -272,6 +272,8 @@ def format_insn(insn: Insn, following: Insn | None = None) -> str:
     match form.kind:
         case isa.Kind.EXIT:
             return "exit"
+        case isa.Kind.JUMP if insn.opcode == isa.MAY_GOTO:
+            return f"may_goto {insn.off:+d}"
         case isa.Kind.JUMP_ALWAYS:
             return f"ja {insn.off:+d}" if form.width == 16 else f"ja32 {insn.imm:+d}"
         case isa.Kind.CALL:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from egpu.bpf import arith, isa
 from egpu.bpf.asm import format_insn
+from egpu.bpf.budget import NO_BUDGET, Budget, Tokens
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.insn import imm64
 from egpu.bpf.interp_callbacks import CALLING_BACK, Turns
@@ -37,22 +38,29 @@ def run(
     place: Place | None = None,
     step_limit: int = STEP_LIMIT,
     observe: Callable[[Machine], None] | None = None,
+    budget: Budget = NO_BUDGET,
+    ended: Callable[[Machine], None] | None = None,
 ) -> int:
     """Run ``program`` and give r0, unsigned 64 bits.
 
     r1 points at ``memory`` and r2 is its length; with ``context``, r1 points at those bytes
     (read-only) and r2 is 0.  ``memory`` and ``maps`` (one MapState for each of ``program.maps``,
     fresh if left out) are changed in place.  ``place`` is where on the device the thread is.
-    ``observe`` is called before each instruction; it sees ``machine.pc`` and ``machine.registers``.
+    ``observe`` is called before each instruction; it sees ``machine.pc`` and ``machine.registers``;
+    ``ended`` after the run, with its ``machine.tokens``.  ``budget`` bounds loops, as a verifier
+    chose it.
 
     Raises DeviceFault on a bad access, a call too deep, a leaked record or more than ``step_limit``
     instructions; InputError for malformed code; UnsupportedError for instructions and helpers that
     egpu knows by name and does not have.
     """
     states = [MapState(spec) for spec in program.maps] if maps is None else list(maps)
-    machine = Machine(program, states, helpers, place or Place())
+    machine = Machine(program, states, helpers, place or Place(), budget)
     machine.start(memory, context)
-    return machine.run(step_limit, observe)
+    result = machine.run(step_limit, observe)
+    if ended is not None:
+        ended(machine)
+    return result
 
 
 @dataclass(slots=True)
@@ -75,6 +83,10 @@ class _Frame:
     calls: _Calls | None = None
 
 
+class OutOfTurnsError(Exception):
+    """A budgeted loop would turn again and no token is left: the program ends."""
+
+
 class Machine:
     """One thread. ``pc``, ``registers``, ``steps`` and ``depth`` may be read by observers."""
 
@@ -84,6 +96,7 @@ class Machine:
         maps: Sequence[MapState],
         helpers: Mapping[int, HelperBody],
         place: Place,
+        budget: Budget = NO_BUDGET,
     ) -> None:
         if len(maps) != len(program.maps):
             raise InputError(
@@ -92,6 +105,8 @@ class Machine:
         self.program = program
         self.maps = maps
         self.place = place
+        self.tokens = Tokens(budget.turns)
+        self._budget = budget
         self.space = AddressSpace()
         self.pc = 0
         self.steps = 0
@@ -144,7 +159,7 @@ class Machine:
                     self._check_records()
                     return self.registers[0]
                 self._step(insn, form)
-            except ThreadEndedError:
+            except (ThreadEndedError, OutOfTurnsError):
                 self._check_records()
                 return 0
             except DeviceFault as fault:
@@ -163,7 +178,7 @@ class Machine:
         """Execute one instruction and move ``pc``."""
         registers = self.registers
         src = registers[insn.src] if form.register else arith.extend(insn.imm)
-        after = self.pc + 1
+        source, after = self.pc, self.pc + 1
         match form.kind:
             case Kind.ALU:
                 assert isinstance(form.op, isa.AluOp)
@@ -185,6 +200,9 @@ class Machine:
             case Kind.LOAD_IMM64:
                 registers[insn.dst] = self._wide(insn, self.program.code[self.pc + 1])
                 after += 1
+            case Kind.JUMP if insn.opcode == isa.MAY_GOTO:
+                if not self.tokens.take():
+                    after += insn.off
             case Kind.JUMP:
                 assert isinstance(form.op, isa.JmpOp)
                 if arith.compare(form.op, form.width, registers[insn.dst], src):
@@ -201,6 +219,9 @@ class Machine:
                 registers[0] = body(self, tuple(registers[1:6])) & arith.MASK64
             case Kind.EXIT:
                 after = self._leave()
+                source = after - 1  # the call
+        if self._budget.again(source, after) and not self.tokens.take():
+            raise OutOfTurnsError
         self.pc = after
 
     def _atomic(self, insn: Insn, width: int) -> None:
@@ -242,6 +263,8 @@ class Machine:
         """A helper that calls back: the pc of its first call, or ``after`` if there is none."""
         arguments = tuple(self.registers[1:5])
         left = CALLING_BACK[helper](self, arguments)
+        if self.pc in self._budget.calls and not isinstance(left, int):
+            left = self._paid(left)
         if isinstance(left, int):
             self.registers[0] = left & arith.MASK64
             return after
@@ -257,6 +280,13 @@ class Machine:
         self._enter(after, _Calls(start, left))
         self.registers[1 : 1 + len(first)] = first
         return start
+
+    def _paid(self, calls: Turns) -> Turns:
+        """Those of ``calls`` for which there are tokens."""
+        for arguments in calls:
+            if not self.tokens.take():
+                return
+            yield arguments
 
     def _leave(self) -> int:
         calls = self._frames[-1].calls

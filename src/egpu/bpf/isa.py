@@ -2,7 +2,7 @@
 
 ``FORMS`` has a row for every opcode that egpu knows; it says what the instruction is and what each
 of its four fields may hold.  Whatever has no row is invalid, and ``refused`` names what exists
-somewhere but not here (callx, legacy packet access, may_goto, arena casts, …), so that nothing is
+somewhere but not here (callx, legacy packet access, arena casts, …), so that nothing is
 ever taken for something else.
 """
 
@@ -73,6 +73,7 @@ class JmpOp(enum.IntEnum):
     JLE = 0xB0
     JSLT = 0xC0
     JSLE = 0xD0
+    JCOND = 0xE0  # may_goto of Linux: jumps once the budget of the run is used up
 
 
 class Size(enum.IntEnum):
@@ -128,7 +129,9 @@ FETCH = 1  # bit of an atomic's immediate: the old value is loaded (into src; CM
 SIGNED = 1  # the offset field of SDIV and SMOD
 ADDR_SPACE_CAST = 1  # the offset field of a MOV that is Linux's arena cast
 
-COMPARISONS = tuple(op for op in JmpOp if op not in (JmpOp.JA, JmpOp.CALL, JmpOp.EXIT))
+MAY_GOTO = Class.JMP | JmpOp.JCOND
+_NO_COMPARISONS = (JmpOp.JA, JmpOp.CALL, JmpOp.EXIT, JmpOp.JCOND)
+COMPARISONS = tuple(op for op in JmpOp if op not in _NO_COMPARISONS)
 ARITHMETIC = tuple(op for op in AluOp if op not in (AluOp.NEG, AluOp.END))
 
 
@@ -230,6 +233,7 @@ def _jump_forms() -> Iterator[Form]:
             yield Form(cls | op, Kind.JUMP, op, width, False, _R, _Z, _ANY, _ANY)
             opcode = cls | op | SOURCE_REGISTER
             yield Form(opcode, Kind.JUMP, op, width, True, _R, _R, _ANY, _Z)
+    yield Form(MAY_GOTO, Kind.JUMP, JmpOp.JCOND, 64, False, _Z, _Z, _ANY, _Z)
     always = Kind.JUMP_ALWAYS
     yield Form(Class.JMP | JmpOp.JA, always, JmpOp.JA, 16, False, _Z, _Z, _ANY, _Z)
     yield Form(Class.JMP32 | JmpOp.JA, always, JmpOp.JA, 32, False, _Z, _Z, _Z, _ANY)
@@ -264,7 +268,6 @@ _REFUSED_OPCODES: dict[int, str] = {
     CALLX: _CALLX,
     Class.JMP32 | JmpOp.CALL | SOURCE_REGISTER: _CALLX,
     Class.JMP | JmpOp.JA | SOURCE_REGISTER: "gotox (jump through a register)",
-    Class.JMP | 0xE0: "may_goto",
     **{Class.LD | mode | size: _PACKET for mode in (Mode.ABS, Mode.IND) for size in SIZE_BYTES},
     **{Class.STX | Mode.ATOMIC | size: "8-bit and 16-bit atomics" for size in (Size.B, Size.H)},
 }

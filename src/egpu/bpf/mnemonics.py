@@ -7,6 +7,7 @@ import enum
 from egpu.bpf.isa import (
     ARITHMETIC,
     COMPARISONS,
+    MAY_GOTO,
     SIGNED,
     SIZE_BYTES,
     SOURCE_REGISTER,
@@ -86,7 +87,11 @@ ATOMICS: dict[str, AtomicOp] = {
     "cmpxchg": AtomicOp.CMPXCHG,
 }
 ATOMIC_NAMES: dict[int, str] = {int(op): name for name, op in ATOMICS.items()}
-JUMPS: dict[str, int] = {"ja": Class.JMP | JmpOp.JA, "ja32": Class.JMP32 | JmpOp.JA}
+JUMPS: dict[str, int] = {
+    "ja": Class.JMP | JmpOp.JA,
+    "ja32": Class.JMP32 | JmpOp.JA,
+    "may_goto": MAY_GOTO,
+}
 
 
 def name_of(opcode: int, off: int, imm: int) -> tuple[str, Shape] | None:

@@ -5,10 +5,13 @@ The function is known from the facts and inlined: there are no calls through poi
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
+from egpu.bpf.budget import LINUX_TURNS
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.maptypes import traits
+from egpu.codegen import budgets
 from egpu.codegen.arena import HASH_FULL, HASH_STATE
 from egpu.codegen.arrays import entry
 from egpu.codegen.hash_memory import hash_memory
@@ -70,10 +73,18 @@ def _loop(call: Call, callback: Callback) -> None:
     scope, body = call.scope, call.scope.body
     end = body.binary("and", "i64", scope.get(1), str(0xFFFFFFFF))
     context, count = scope.get(3), _Count(call)
-    turns = _Turns(call, end)
+    budget = scope.unit.verified.facts.budget
+    paid = budget is not None and call.pc in budget.calls
+    many = body.compare("ugt", "i64", end, str(LINUX_TURNS))
+    turns = _Turns(call, body.select(many, "i64", "0", end) if paid else end)
+    if paid:
+        called = body.fresh("called")
+        budgets.take(scope, called, turns.done)
+        body.label(called)
     count.ended(callback([turns.index, context, "0", "0", "0"]), turns)
     body.label(turns.done)
-    scope.set(0, count.get())
+    result = count.get()
+    scope.set(0, body.select(many, "i64", str(-errno.E2BIG), result) if paid else result)
 
 
 def _for_each(call: Call, callback: Callback) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from egpu.bpf.budget import NO_BUDGET
 from egpu.bpf.helpers import HELPERS, Arg, calls_back
-from egpu.bpf.isa import CallSrc, Form, Kind, form_of, is_wide, jump_target
+from egpu.bpf.isa import CallSrc, Form, JmpOp, Kind, form_of, is_wide, jump_target
 from egpu.bpf.program import Insn, PseudoSrc
+from egpu.codegen import budgets
 from egpu.codegen.alu import condition, lower_alu, lower_byte_order
 from egpu.codegen.callbacks import lower_calling_back
 from egpu.codegen.calls import lower_helper
@@ -56,6 +58,7 @@ class Lowered:
     uses_sm: bool
     uses_slot: bool
     machine: Machine
+    budget: tuple[int, int] | None = None  # where it begins in the state, tokens
 
     def start(self, r1: str, r2: str) -> str:
         """Instructions that run the program with these r1 and r2 and leave r0 in ``%result``."""
@@ -80,11 +83,15 @@ class Lowered:
                 f"%slot.at = getelementptr i8, ptr %state, i64 {STATE_SLOT}",
                 "store i64 %slot64, ptr %slot.at, align 8",
             ]
+        if self.budget is not None:
+            lines += budgets.beginning(*self.budget)
         frames = ", ".join(["ptr null"] * CALLER_FRAMES)
         lines.append(
             f"%result = call i64 @egpu.program.0(i64 {r1}, i64 {r2}, i64 0, i64 0, i64 0, "
             f"ptr %state, {frames})"
         )
+        if self.budget is not None:
+            lines += budgets.ending(self.budget[0])
         return "\n".join(f"  {line}" for line in lines)
 
     def module(
@@ -138,9 +145,15 @@ def lower(verified: VerifiedProgram, machine: Machine) -> Lowered:
             pending.extend(function.callees)
     if unit.uses_slot:
         unit.symbols[Relocation(RelocKind.SM_SLOTS)] = None
+    chosen = verified.facts.budget
+    budget = None if chosen is None else (unit.budget_at, chosen.turns)
+    if budget is not None:
+        unit.symbols[budgets.ARENA] = None
     symbols = tuple(unit.symbols)
     functions = "".join((*texts.values(), *unit.functions.values()))
-    return Lowered(functions, symbols, unit.state_size, unit.uses_sm, unit.uses_slot, machine)
+    return Lowered(
+        functions, symbols, unit.state_size, unit.uses_sm, unit.uses_slot, machine, budget
+    )
 
 
 class _Function:
@@ -160,6 +173,8 @@ class _Function:
                 self._wanted.setdefault(term.pc, []).append(((store_pc, position), term))
         self._terms: dict[tuple[int, int], str] = {}
         self.callees: list[int] = []
+        self._budget = unit.verified.facts.budget or NO_BUDGET
+        self._again: set[int] = set()  # heads of budgeted loops that are turned to
 
     def text(self) -> str:
         body = self._scope.body
@@ -169,6 +184,8 @@ class _Function:
             if pc in leaders:
                 body.label(_block(pc))
             self._instruction(pc, leaders)
+        for head in sorted(self._again):
+            self._next_turn(head)
         name = f"egpu.program.{self._start}"
         return (
             f"define internal i64 @{name}({_SIGNATURE}) {ATTRIBUTES} {{\n"
@@ -227,7 +244,23 @@ class _Function:
         ends = pc not in self._skipped and self._lower(pc, insn, form)
         following = pc + (2 if is_wide(insn) else 1)
         if not ends and following in leaders:
-            self._scope.body.branch(_block(following))
+            self._scope.body.branch(self._to(pc, following))
+
+    def _to(self, pc: int, target: int | None) -> str:
+        """The block where control goes from ``pc`` to ``target``."""
+        if target is not None and self._budget.again(pc, target):
+            self._again.add(target)
+            return f"again{target}"
+        return _block(target)
+
+    def _next_turn(self, head: int) -> None:
+        """Another turn of a budgeted loop, or the end of the program."""
+        body = self._scope.body
+        cut = body.fresh("cut")
+        body.label(f"again{head}")
+        budgets.take(self._scope, _block(head), cut)
+        body.label(cut)
+        budgets.end(self._scope)
 
     def _lower(self, pc: int, insn: Insn, form: Form) -> bool:
         """Write one instruction; whether it ended its block."""
@@ -260,11 +293,14 @@ class _Function:
                 scope.body.line(f"ret i64 {scope.get(0)}")
                 return True
             case Kind.JUMP_ALWAYS:
-                scope.body.branch(_block(jump_target(pc, insn)))
+                scope.body.branch(self._to(pc, jump_target(pc, insn)))
                 return True
             case Kind.JUMP:
-                taken = condition(scope, insn, form)
-                scope.body.branch_if(taken, _block(jump_target(pc, insn)), _block(pc + 1))
+                target, following = self._to(pc, jump_target(pc, insn)), self._to(pc, pc + 1)
+                if form.op is JmpOp.JCOND:
+                    budgets.take(scope, following, target)
+                else:
+                    scope.body.branch_if(condition(scope, insn, form), target, following)
                 return True
         return False
 
@@ -344,7 +380,10 @@ class _Function:
         arguments.append("ptr %state")
         arguments.append(f"ptr {scope.frame_top(0)}")
         arguments += [f"ptr %frame{n}" for n in range(1, CALLER_FRAMES)]
-        return scope.body.call("i64", f"egpu.program.{target}", *arguments)
+        result = scope.body.call("i64", f"egpu.program.{target}", *arguments)
+        if self._budget.loops:
+            budgets.unwind(scope)
+        return result
 
 
 def _block(pc: int | None) -> str:

@@ -20,6 +20,9 @@ CALLER_FRAMES = MAX_CALL_DEPTH - 1
 STATE_SM = 0
 STATE_SLOT = 8
 STATE_MAPS = 16
+# The budget, from ``Unit.budget_at`` on: tokens left, whether one was missing, whether that ended
+# the program.
+BUDGET_LEFT, BUDGET_SHORT, BUDGET_ENDED, BUDGET_SIZE = 0, 8, 16, 24
 
 
 @dataclass(slots=True)
@@ -36,6 +39,11 @@ class Unit:
 
     @property
     def state_size(self) -> int:
+        return self.budget_at + (BUDGET_SIZE if self.verified.facts.budget else 0)
+
+    @property
+    def budget_at(self) -> int:
+        """Where the budget begins in the state, if there is one."""
         return STATE_MAPS + 8 * len(self.verified.program.maps)
 
     @property

@@ -118,6 +118,7 @@ ARENA_HEADER: dict[str, tuple[int, int]] = {
     "gid":      (36, 4),
     "comm":     (40, 16),      # what bpf_get_current_comm gives
     "enabled":  (64, 4),       # tested by probes of captured launches; 0 = do nothing
+    "cut_short": (128, 8),     # runs of programs that their budget ended or kept from turning on
     "clock":    (72, 8),       # added to %globaltimer it gives CLOCK_MONOTONIC, modulo 2^64
 }
 ARENA_HEADER_SIZE = 4096

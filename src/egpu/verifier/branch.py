@@ -22,6 +22,8 @@ def decide(setting: Setting, state: State, step: Step) -> tuple[State | None, St
 
     ``state`` itself is reused for one of them.
     """
+    if step.op is JmpOp.JCOND:
+        return state, state.copy()  # whether a run's budget is used up
     registers = state.frame.registers
     left = checks.initialised(setting, registers[step.dst], step.dst)
     right: Scalar | Pointer = step.constant

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
-from egpu.bpf.helpers import HELPERS, Arg
+from egpu.bpf.budget import LINUX_TURNS
+from egpu.bpf.helpers import HELPERS, Arg, Helper
 from egpu.verifier.report import Refusal
 from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.setting import Setting
@@ -12,7 +14,7 @@ from egpu.verifier.state import Pointer, State, Value
 from egpu.verifier.structure import Step
 from egpu.verifier.verified import Region
 
-_MOST_CALLS = 1 << 23  # Linux's BPF_MAX_LOOPS, above which bpf_loop fails
+MOST_CALLS = LINUX_TURNS  # above which bpf_loop fails, with -E2BIG
 _LOOP = "loop"  # the body of bpf_loop
 
 
@@ -20,7 +22,8 @@ _LOOP = "loop"  # the body of bpf_loop
 class Calls:
     """Up to ``most`` calls of the function at ``start`` with r1 to r5 as ``arguments`` cover them.
 
-    ``result`` is r0 after them; ``fewer`` says what to change if they are too many."""
+    ``result`` is r0 after them; ``fewer`` says what to change if they are too many.  ``open``: how
+    many there are is bounded by the budget of the run only."""
 
     helper: str
     start: int
@@ -28,10 +31,19 @@ class Calls:
     arguments: tuple[Value, ...]
     result: Scalar
     fewer: str
+    open: bool = False
 
 
 def _up_to(greatest: int) -> Scalar:
     return S64.from_range(0, greatest)
+
+
+def _open(setting: Setting, helper: Helper, start: int, context: Value) -> Calls:
+    """The calls of a bpf_loop whose number is not known: as many as any budget allows."""
+    most = min(setting.limits.cost, MOST_CALLS)
+    result = S64.from_signed(-errno.E2BIG, most)
+    arguments = (_up_to(most - 1), context, None, None, None)
+    return Calls(helper.name, start, most, arguments, result, "do less in the callback", open=True)
 
 
 def calls_of(setting: Setting, state: State, step: Step) -> Calls:
@@ -54,11 +66,13 @@ def calls_of(setting: Setting, state: State, step: Step) -> Calls:
     target = registers[1]
     if helper.body == _LOOP:
         most = S64.truncate(target, 32).umax if isinstance(target, Scalar) else 0
-        if most > _MOST_CALLS:
+        if most > MOST_CALLS and isinstance(target, Scalar) and target.constant() is None:
+            return _open(setting, helper, start, context)
+        if most > MOST_CALLS:
             raise Refusal(
                 "P4",
                 f"{helper.name} may call its callback {most} times, "
-                f"at most {_MOST_CALLS} are allowed",
+                f"at most {MOST_CALLS} are allowed",
                 hint="limit r1, as in if (n > 100) n = 100",
             )
         index = _up_to(max(0, most - 1))

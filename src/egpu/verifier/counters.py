@@ -69,6 +69,18 @@ def count(turn: Turn, state: State) -> Counted | None:
     if best is None:
         return None
     turns, counter, heads = best
+    values = _values(turn, state, turns)
+    values[counter] = _between(heads, values.get(counter))
+    return Counted(turns, values)
+
+
+def moving(turn: Turn, state: State, turns: int) -> Counted:
+    """What counts in a loop that turns at most ``turns`` times, for whatever reason."""
+    return Counted(turns, _values(turn, state, turns))
+
+
+def _values(turn: Turn, state: State, turns: int) -> dict[Place, Scalar | Pointer]:
+    """What the places that move by numbers may hold at the head."""
     values: dict[Place, Scalar | Pointer] = {}
     for place, end in (turn.after or {}).items():
         value = value_at(state, place)
@@ -79,8 +91,45 @@ def count(turn: Turn, state: State) -> Counted | None:
         moved = _moved(value, end, turns)
         if moved is not None:
             values[place] = moved
-    values[counter] = _between(heads, values.get(counter))
-    return Counted(turns, values)
+    return values
+
+
+def counts_to_unknown(turn: Turn, state: State) -> bool:
+    """Whether the loop counts, but nobody knows how far: every turn compares a place that moves
+    one way with a number that is no constant, or with a constant from a number that is none."""
+    for pc in sorted(turn.before):
+        step = turn.structure.step(pc)
+        if step.kind is not Kind.JUMP or not turn.always_passes(pc):
+            continue
+        if (step.following in turn.loop.body) == (step.target in turn.loop.body):
+            continue
+        if step.op not in _EXCHANGED or step.op is JmpOp.JCOND:
+            continue
+        places = turn.before[pc]
+        left = held(places, step.dst)
+        right = held(places, step.src) if step.register else None
+        if step.register:
+            pairs = ((left, right), (right, left))
+            if any(_one_way(turn, a) and not _constant(state, b) for a, b in pairs):
+                return True
+        if _one_way(turn, left) and not _constant(state, left):
+            return True
+    return False
+
+
+def _one_way(turn: Turn, value: Shifted | None) -> bool:
+    """Whether every turn moves the place that a value came from in one direction."""
+    if value is None:
+        return False
+    end = held(turn.after or {}, value.place)
+    return end is not None and end.place == value.place and (end.low > 0 or end.high < 0)
+
+
+def _constant(state: State, value: Shifted | None) -> bool:
+    """Whether what a comparison sees comes from a constant at the head; what a turn loads anew
+    does not."""
+    scalar = None if value is None else value_at(state, value.place)
+    return isinstance(scalar, Scalar) and scalar.constant() is not None
 
 
 def value_at(state: State, place: Place) -> Value:
@@ -99,7 +148,7 @@ def _tests(turn: Turn, state: State, step: Step) -> list[tuple[int, Place, Range
     inside = [pc in turn.loop.body for pc in (step.following, step.target)]
     if inside[0] == inside[1] or not isinstance(step.op, JmpOp):
         return []
-    op = step.op if inside[1] else INVERSE[step.op]
+    op = step.op if inside[1] else INVERSE.get(step.op)
     if op not in _EXCHANGED:
         return []
     places = turn.before[step.pc]

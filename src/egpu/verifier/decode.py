@@ -139,7 +139,7 @@ def _row(form: isa.Form) -> _Row:
             plain = plain._replace(imm=frozenset(range(form.width)))
         elif form.op in (AluOp.DIV, AluOp.MOD):
             plain = plain._replace(imm=frozenset())
-    # EXIT reads r0, and its destination field is 0.
+    # EXIT reads r0, and its destination field is 0; so is that of may_goto, which reads nothing.
     always = kind in _STORES or kind in (Kind.BYTE_ORDER, Kind.JUMP, Kind.EXIT)
     return _Row(
         kind,
@@ -148,7 +148,10 @@ def _row(form: isa.Form) -> _Row:
         form.register,
         # To little endian does not swap: the machine is little-endian.
         kind is Kind.BYTE_ORDER and form.opcode != _TO_LITTLE_ENDIAN,
-        int(always or (kind is Kind.ALU and form.op is not AluOp.MOV)),
+        int(
+            (always and form.op is not JmpOp.JCOND)
+            or (kind is Kind.ALU and form.op is not AluOp.MOV)
+        ),
         int(form.register),
         int(kind in _LOADS or kind in (Kind.ALU, Kind.BYTE_ORDER)),
         plain,

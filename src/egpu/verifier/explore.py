@@ -15,9 +15,10 @@ from egpu.bpf import isa
 from egpu.bpf.helpers import calls_back
 from egpu.bpf.isa import CallSrc, Kind
 from egpu.verifier import arithmetic, branch, calls, checks
+from egpu.verifier.budgets import Budgets
 from egpu.verifier.callbacks import Calls, calls_of
 from egpu.verifier.cost import NOTHING, Node, Spent, instructions, metered, spends, weight
-from egpu.verifier.counters import Counted, Counting, count, put
+from egpu.verifier.counters import Counted, Counting, count, counts_to_unknown, moving, put
 from egpu.verifier.execute import apply, first_state, forget_frame
 from egpu.verifier.liveness import Liveness
 from egpu.verifier.loops import Loop
@@ -41,11 +42,13 @@ Observer = Callable[[int, State], None]
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """The worst cost and how many instructions were walked."""
+    """The worst cost and how many instructions were walked; the cost is that of a run that takes
+    no token of ``budgets``."""
 
     worst: Spent
     processed: int
     counting: Counting
+    budgets: Budgets
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,10 @@ class Stopped(Exception):
         self.length = length
 
 
+class _TooDearError(Exception):
+    """The turns of a loop are known, and cost more than a thread may spend."""
+
+
 class Exploration:
     """One walk. ``run`` gives its result or raises Stopped.
 
@@ -106,6 +113,11 @@ class Exploration:
         self.recorder = recorder
         self.observer = observer
         self.counting: Counting = outer.counting if outer else Counting(setting.structure)
+        self.budgets: Budgets = (
+            outer.budgets
+            if outer
+            else Budgets(setting.structure, self.counting.loops, setting.limits)
+        )
         self.spends: list[int] = outer.spends if outer else self._spends()
         self.part: Part | None = None
         self.references = 0  # records held where the part begins
@@ -125,7 +137,7 @@ class Exploration:
     def run(self) -> Explored:
         """Walk the whole program."""
         self._run(first_state(self.setting))
-        return Explored(Spent(self.root.worst), self.processed, self.counting)
+        return Explored(Spent(self.root.worst), self.processed, self.counting, self.budgets)
 
     def _spends(self) -> list[int]:
         """What each instruction costs, and one at the meters that stand there."""
@@ -233,13 +245,34 @@ class Exploration:
         frame, counting = state.frame, self.counting
         turns = frame.turns.get(loop.head, 0) + 1 if came in loop.body else 1
         frame.turns = {**frame.turns, loop.head: turns}
-        if not counting.worth_trying(loop, turns, self.processed) or self.processed == self.entered:
+        if state.references:
+            self.budgets.held.add(loop.head)
+        if self.processed == self.entered:
             return False
-        counted = count(counting.turn(loop), state)
-        if counted is None or counted.turns >= self.setting.limits.cost:
+        worth_trying = counting.worth_trying(loop, turns, self.processed)
+        pays = loop.head in self.budgets.paying
+        if not worth_trying and not pays and turns > 1:
+            return False
+        turn = counting.turn(loop)
+        counted = count(turn, state)
+        too_many = counted is not None and counted.turns >= self.setting.limits.cost
+        # Walking the first turns of what nobody knows the end of gains nothing.
+        endless = too_many or (counted is None and (pays or worth_trying))
+        if endless and (pays or counts_to_unknown(turn, state)):
+            self._walk_budgeted(state, loop)
+            return True
+        if not worth_trying:
+            return False
+        if counted is None or too_many:
             counting.failed(loop)
             return False
-        inner = self._walk_part(state, loop, counted)
+        try:
+            inner = self._walk_part(state, loop, counted)
+        except _TooDearError:
+            if pays or counts_to_unknown(turn, state):
+                self._walk_budgeted(state, loop)
+                return True
+            inner = None
         if inner is None or not inner.left:
             counting.failed(loop)
             return False
@@ -248,7 +281,9 @@ class Exploration:
         return True
 
     def _walk_part(self, state: State, loop: Loop, counted: Counted) -> Exploration | None:
-        """One turn from a state that covers the heads of all, None if none is found that does."""
+        """One turn from a state that covers the heads of all, None if none is found that does.
+
+        Raises _TooDearError if all turns together are over the limit of the cost."""
         wide = state.copy()
         put(wide, counted)
         part = Part(len(state.frames), loop.head, loop)
@@ -262,7 +297,7 @@ class Exploration:
                 return None
             self.processed = inner.processed
             if weight(inner.root.worst) * (counted.turns + 1) > self.setting.limits.cost:
-                return None
+                raise _TooDearError
             for back in inner.returned:
                 put(back, counted)  # what counts is known to be covered
             changed = widen(wide, inner.returned, live, attempt)
@@ -272,6 +307,33 @@ class Exploration:
                 self.recorder.become(inner.recorder)
                 return inner
         return None
+
+    def _walk_budgeted(self, state: State, loop: Loop) -> None:
+        """Walk one turn that stands for as many as the budget of a run allows."""
+        counted = moving(self.counting.turn(loop), state, self.budgets.most)
+        wide = state.copy()
+        put(wide, counted)
+        part, live = Part(len(state.frames), loop.head, loop), self._live(state)
+        for attempt in range(ROUNDS):
+            inner = self._inner(part, wide)
+            inner._run(wide.copy())
+            self.processed = inner.processed
+            for back in inner.returned:
+                put(back, counted)
+            changed = widen(wide, inner.returned, live, attempt)
+            if changed is None:
+                break
+            if not changed and inner.left:
+                self.recorder.become(inner.recorder)
+                self.budgets.loop(loop, inner.root.worst)
+                self._continue_after(inner, loop.head, inner.root.worst)
+                return
+        raise Refusal(
+            "P4",
+            "what this loop leaves differs from turn to turn beyond numbers, and how often it "
+            "turns is not known",
+            hint="let it change numbers only, not where pointers are, or limit its turns",
+        )
 
     def _call_back(self, state: State, step: Step) -> State:
         """Walk one call of a helper's callback that stands for all. Gives the state after."""
@@ -285,8 +347,11 @@ class Exploration:
         total = self.spent
         if made.most:
             state, worst = self._walk_callback(state, step, made)
-            self._check_calls(step, self.node.total + total, made, worst)
-            total += worst * made.most
+            if made.open:
+                self.budgets.call(step.pc, worst)
+            else:
+                self._check_calls(step, self.node.total + total, made, worst)
+                total += worst * made.most
         state.frame.registers[0] = made.result
         # What is before cannot be walked again, so ways are shown from here.
         node = Node(self.node, step.pc, total, ways=1, jumped=self.jumped)

@@ -90,6 +90,9 @@ def _sealed(
     matches = rmw.recognise(setting, alive, recorder)
     frames = Frames(setting, recorder)
     together = all(point.level is Level.THREAD for point in program.attach)
+    budget, worst = explored.budgets.chosen(explored.worst)
+    if budget is not None and budget.loops:
+        together = False  # a lane may end in a loop, and the others go on
     lanes, launch = uniform.analyse(setting, graph, frames, together=together)
     facts = Facts(
         operands=MappingProxyType(dict(recorder.operands)),
@@ -99,19 +102,20 @@ def _sealed(
         maps=frozenset(recorder.maps),
         stack_depth=_stack_depth(setting, recorder),
         rmw=_frozen(matches),
+        budget=budget,
         prints=MappingProxyType({pc: seen.call() for pc, seen in recorder.prints.items()}),
         uniformity=lanes,
         find_launch=launch,
     )
-    cost = explored.worst.public()
-    warp = warp_cost(setting.structure, explored.counting, lanes, explored.worst)
+    cost = worst.public()
+    warp = warp_cost(setting.structure, explored.counting, lanes, worst)
     notes: list[Refusal] = []
     if setting.strict:
         rules_warp.check_collective(setting, lanes)
         known = races.Known(setting, graph, frames, launch, matches)
         notes += races.check(known)
         notes += rules_warp.load_warnings(setting, alive, facts, cost)
-        notes += contention(known, explored.counting, explored.worst)
+        notes += contention(known, explored.counting, worst)
     warnings = tuple(sorted((warning(program, note) for note in notes), key=lambda w: w.pc))
     return _issue(
         program,

@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 from egpu.bpf.context import Field
 from egpu.bpf.helpers import HELPERS, Arg, Helper, Ret
-from egpu.bpf.isa import CallSrc, Kind
+from egpu.bpf.isa import CallSrc, JmpOp, Kind
 from egpu.bpf.maptypes import Storage, traits
 from egpu.verifier.control import END, Block, Graph
 from egpu.verifier.frames import OUTPUTS, Frames, Place
@@ -179,7 +179,8 @@ class _Flow:
         last = block.last
         if last.kind is _EXIT:
             self._note(self.returned, block.function, registers & _RESULT)
-        if len(block.successors) > 1 and last.reads & registers:
+        # Lanes that parted before have other budgets left.
+        if len(block.successors) > 1 and (last.reads & registers or last.op is JmpOp.JCOND):
             self._divide(block)
         for successor in block.successors:
             self._merge(successor, registers, stack)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, NoReturn
 
+from egpu.bpf.budget import Budget
 from egpu.bpf.prints import PrintCall
 from egpu.bpf.program import Program
 
@@ -171,6 +172,7 @@ class Facts:
     ``rmw``: read-modify-writes on per-SM maps by the pc of their store.
     ``prints``: what each call of a printing helper shows; where a value that it takes from an array
     is a text, ``operands`` has it under register PRINTED_VALUE and its position.
+    ``budget``: what bounds loops of an unknown number of turns; None if nothing needs it.
     ``uniformity``: what the lanes of a warp have in common; ``launch``: what all threads of a
     launch have in common.
     """
@@ -183,6 +185,7 @@ class Facts:
     stack_depth: int
     rmw: Mapping[int, Rmw]
     prints: Mapping[int, PrintCall]
+    budget: Budget | None
     uniformity: Uniformity
     find_launch: Callable[[], Uniformity] = field(repr=False, compare=False)
 
