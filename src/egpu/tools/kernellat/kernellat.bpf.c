@@ -101,6 +101,7 @@ static __always_inline __u64 swap(__u64 *at, __u64 old, __u64 new)
 /* All bits where `value` is negative, none where not; for choices without a branch. */
 static __always_inline __u64 negative(__s64 value)
 {
+	OPAQUE(value);
 	value >>= 63;
 	OPAQUE(value);
 	return value;
@@ -156,16 +157,15 @@ static __always_inline struct meeting *meet(__u64 key, __u32 first, __u64 what)
 /* True for the arrival that completes `level`; then early and late are those of all.
  *
  * Atomics with a result are ordered (RFC 9669), so who sees the last count sees every time. */
-static __always_inline int arrive(struct arrival *a, __u32 level)
+static __always_inline int arrive(struct arrival *a, __u64 level)
 {
 	struct meeting *m;
 	__u64 key;
 
 	if (a->amount == a->expected)
 		return 1;
-	key = 1ull << 63 | a->launch << 34 | (__u64)level << 32 | a->index; /* never 0 */
-	m = meet(key, a->index + level * 0x5bd1e995 + (__u32)a->launch * 0x9e3779b1,
-		 (__u64)level << 32 | a->kernel);
+	key = 1ull << 63 | a->launch << 34 | level << 32 | a->index; /* never 0 */
+	m = meet(key, a->index + (__u32)(key >> 32) * 0x9e3779b1, level << 32 | a->kernel);
 	if (!m) {
 		struct lost *l = losses();
 
@@ -222,7 +222,8 @@ int leave(void *ctx)
 	__u64 now = egpu_globaltimer(ctx);
 	__u64 plane = (__u64)egpu_grid_x(ctx) * egpu_grid_y(ctx); /* below 2^47 */
 	__u64 blocks = plane * egpu_grid_z(ctx);                  /* below 2^63 */
-	__u32 sm = egpu_sm(ctx), block, sample, parts, level;
+	__u32 sm = egpu_sm(ctx), block, sample, parts;
+	__u64 level;
 	struct arrival a;
 
 	a.kernel = egpu_kernel_id(ctx);
@@ -253,10 +254,11 @@ int leave(void *ctx)
 		__u32 width = (PARTS | GROUPS << 8) >> 8 * level;
 		__s64 more;
 
+		OPAQUE(level); /* one variable, not one for each of its multiples */
 		if (!arrive(&a, level))
 			return 0;
 		if (level == BLOCK || level == LAUNCH)
-			count(&a, level / LAUNCH, sm);
+			count(&a, level >> 1, sm);
 		if (every != 1)
 			return 0;
 		width &= 31;
