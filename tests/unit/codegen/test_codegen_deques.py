@@ -151,7 +151,7 @@ def test_bloom_filter(values, others, extra):
             assert both(PUSH, value) == 0
         assert {both(PEEK, value) for value in values} == {0}
         missed = [both(PEEK, value) for value in others - values]
-        assert missed.count(0) <= len(missed) // 2
+        assert missed.count(0) <= 4 + len(missed) // 2  # a few may be said to be there
 
 
 def memory_of(data):
