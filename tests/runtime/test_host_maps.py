@@ -1,6 +1,7 @@
 """Maps that the session changes while a workload on the simulated device uses them."""
 
 import errno
+import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,7 +10,7 @@ import pytest
 from test_runtime_cli import ROOT, pytestmark
 
 import egpu
-from egpu.errors import InputError, MapError
+from egpu.errors import AgentError, InputError, MapError
 from egpu.maps import UpdateFlag
 from egpu.session.host_maps import BPF_F_RDONLY
 
@@ -346,3 +347,64 @@ def test_a_map_that_is_declared_read_only_outside():
         with pytest.raises(MapError, match="BPF_F_RDONLY") as info:
             change()
         assert info.value.errno == errno.EPERM
+
+
+def in_a_forked_process(function):
+    """What ``function`` gives there, as text."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writing, str(function()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        said = file.read()  # until the child has ended
+    assert os.waitpid(child, 0) == (child, 0)
+    return said
+
+
+def test_a_forked_process_cannot_change_what_is_its_parents(tmp_path):
+    with running(tmp_path) as (session, stepper):
+        maps = session.maps
+        stepper.do("first 4 10")
+        session.snapshot()
+
+        def child():
+            said = [str(maps["totals"][FIRST])]
+            for act in (
+                session.snapshot,
+                session.detach,
+                lambda: maps["settings"].update(0, (9, 9)),
+            ):
+                with pytest.raises(AgentError) as info:
+                    act()
+                said.append(str(info.value).partition(",")[0])
+            session.close()
+            session.close()
+            return said
+
+        words = "this process was forked from the session's"
+        assert in_a_forked_process(child) == str(["40", words, words, words])
+        maps["settings"][0] = (3, 0)
+        stepper.do("first 4 10")
+        stepper.end(session)
+        assert (maps["totals"][FIRST], maps["totals"][FACTORS]) == (80, 3 * 40)
+
+
+def test_options_and_arguments_that_make_no_sense(tmp_path, monkeypatch):
+    def refused(words, argv=("true",), **options):
+        with pytest.raises(InputError, match=words):
+            egpu.run(argv, programs=PROGRAM, options=egpu.Options(simulated=True, **options))
+
+    refused("cannot start it: embedded null byte", ["tr\0ue"])
+    refused("0 is no number of threads", thread_slots=0)
+    refused("cookie 'x' does not fit", cookies={"on_first": "x"})
+    monkeypatch.setenv("BPFTIME_MAP_GPU_THREAD_COUNT", "9" * 5000)
+    refused("is no number of threads")
+    maps = egpu.Object(PROGRAM).maps
+    for flag in (3, -1, "x"):
+        with pytest.raises(MapError, match="no such flag") as info:
+            maps["settings"].update(0, (1, 2), flag)
+        assert info.value.errno == errno.EINVAL

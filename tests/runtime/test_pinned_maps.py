@@ -292,6 +292,24 @@ def test_pinned_by_name_goes_on_where_it_was(scene, tmp_path):
         api.run(["true"], programs=target, options=api.Options(simulated=True))
 
 
+def test_one_pin_is_of_one_map(scene):
+    with start(scene, pins={"blocks": "b"}) as (session, stepper):
+        session.pin("blocks", "b")  # again
+        with pytest.raises(InputError, match="b is the pin of map blocks already"):
+            session.pin("totals", "b")
+        assert "is the pin of map blocks already" in said(
+            "pin", f"{os.getpid()}:totals", "b", code=1
+        )
+        stepper.do("first 2 1")
+    assert api.open_map("b").spec.name == "blocks"
+    with pytest.raises(InputError, match="its session is closed"):
+        session.pin("totals", "t")
+    assert [row.reference for row in list_maps()] == ["b"]
+    command = ("run", PROGRAM, "--sim", "--pin", "totals=t", "--pin", "blocks=t", "--", "true")
+    done = egpu(*command)
+    assert (done.returncode, "t is the pin of map totals already" in done.stderr) == (1, True)
+
+
 def test_the_command_line_pins(folder):
     command = ("run", PROGRAM, "--sim", "--pin", "totals=t", "--pin", "blocks", "--", *workload())
     done = egpu(*command)

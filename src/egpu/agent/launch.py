@@ -72,5 +72,6 @@ def launch(
         return subprocess.Popen(
             command, env=variables, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr
         )
-    except OSError as error:
-        raise InputError(f"cannot start it: {error.strerror}", where=argv[0]) from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot start it: {reason}", where=argv[0]) from error

@@ -68,6 +68,7 @@ class Peer:
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
         self.pid = pid
+        self._owner = os.getpid()
         self.cmdline = cmdline(pid)
         self.greeted = False
         self.ended = False
@@ -109,7 +110,16 @@ class Peer:
         return self._size
 
     def send(self, data: bytes, files: tuple[int, ...] = ()) -> None:
-        """Sends unless the process is gone; what is gone will be noticed by the receiver."""
+        """Sends unless the process is gone; what is gone will be noticed by the receiver.
+
+        AgentError in a process forked from the session's, which has not the threads that answers
+        are for.
+        """
+        if os.getpid() != self._owner:
+            raise AgentError(
+                f"this process was forked from the session's, which is process {self._owner}",
+                hint="pin the map and use egpu.open_map",
+            )
         with self._lock:
             if self.ended:
                 return

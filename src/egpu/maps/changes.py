@@ -60,7 +60,7 @@ _TEXTS = {
     errno.E2BIG: "it is full",
     errno.EBUSY: "others changed it all the time",
     errno.EEXIST: "the key is there already",
-    errno.EINVAL: "arrays have no deletion, and no such flag",
+    errno.EINVAL: "arrays have no deletion",
     errno.ESTALE: "the process that had it has ended",
 }
 
@@ -110,6 +110,8 @@ class Changes:
         rows = [(self._key(key), self._values(value)) for key, value in pairs]
         if len({key for key, _ in rows}) != len(rows):
             raise InputError("a key is given twice", where=self._where())
+        if flag not in tuple(UpdateFlag):
+            raise MapError(f"no such flag: {flag!r:.20}", errno=errno.EINVAL, where=self._where())
         results = self._owner().update(rows, UpdateFlag(flag)) if rows else []
         self._check([key for key, _ in pairs], results)
         return len(rows)

@@ -57,8 +57,8 @@ class Collection:
 
 
 def _cookie(value: int, name: str) -> int:
-    if not 0 <= value < 1 << 64:
-        raise InputError(f"cookie {value} does not fit 64 bits", where=f"program {name}")
+    if not isinstance(value, int) or not 0 <= value < 1 << 64:
+        raise InputError(f"cookie {value!r:.40} does not fit 64 bits", where=f"program {name}")
     return value
 
 

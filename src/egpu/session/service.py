@@ -64,8 +64,11 @@ class MapService:
         self._thread.start()
 
     def pin(self, map_name: str, name: str) -> None:
-        """Pin a map; InputError if a running session has that pin, or the map is a ring."""
+        """Pin a map; InputError if a running session has that pin, or this one has it for another
+        map, or the map is a ring, or the session is closed."""
         self._view(map_name)
+        if self._closing:
+            raise InputError("its session is closed", where=f"map {map_name}")
         pins = Pins()
         with pins.locked():
             before = pins.find(check_name(name))
@@ -73,6 +76,11 @@ class MapService:
                 raise InputError(
                     f"{name} is pinned by the session of process {before.pid}",
                     hint="choose another name",
+                )
+            own = self._pins.get(name, map_name)
+            if own != map_name:
+                raise InputError(
+                    f"{name} is the pin of map {own} already", hint="choose another name"
                 )
             pins.put(name, LivePin(self.path, map_name, os.getpid()))
             with self._lock:

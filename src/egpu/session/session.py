@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections import Counter
@@ -149,6 +150,7 @@ class Session:
         probes = ProbeSet(verified, only=options.kernels)
         self._links = Links(probes, collection.links, verified, options.twin_wait_s)
         self._closed = False
+        self._owner = os.getpid()
         self._service: MapService | None = None
         self._no_service = "the session has not started"
         self._broker = _Broker(
@@ -337,9 +339,13 @@ class Session:
         self._links.named(names, attached=attached)
 
     def close(self) -> None:
-        """End the probes (not the workload), and release every map. May be called twice."""
+        """End the probes (not the workload), and release every map. May be called twice.
+
+        In a process forked from the session's, the session goes on.
+        """
         self._closed = True
-        self._cleanup.close()
+        if os.getpid() == self._owner:
+            self._cleanup.close()
 
     def __enter__(self) -> Self:
         return self
