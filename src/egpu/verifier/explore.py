@@ -34,6 +34,9 @@ __all__ = ["Exploration", "Explored", "Stopped", "replay"]
 
 _ALU = Kind.ALU
 _JUMP, _CALL, _EXIT, _HELPER = Kind.JUMP, Kind.CALL, Kind.EXIT, int(CallSrc.HELPER)
+# The turn in which it is asked whether a program's only loop ends at all: most are over by then.
+# Where there are more, the turns of one inside another multiply, and it is asked in the first.
+_LOOKED_AT = 8
 _REMEMBERED = 8  # finished states compared per instruction; equal ones are found at any number
 
 _SHORTER = "make loops shorter, or limit what bounds them, as in if (n > 100) n = 100"
@@ -251,7 +254,8 @@ class Exploration:
             return False
         worth_trying = counting.worth_trying(loop, turns, self.processed)
         pays = loop.head in self.budgets.paying
-        if not worth_trying and not pays and turns > 1:
+        look = 1 if len(counting.loops) > 1 else _LOOKED_AT
+        if not worth_trying and not pays and turns != look:
             return False
         turn = counting.turn(loop)
         counted = count(turn, state)
