@@ -53,6 +53,48 @@ int takes_long(struct egpu_ctx *ctx)
 }
 """
 
+BUDGETS = """
+#include "egpu.bpf.h"
+
+__u64 wanted = WANTED, turns, plain, ended;
+
+SEC("kprobe/*")
+int pays(struct egpu_ctx *ctx)
+{
+	__u64 n = wanted, i;
+
+	for (i = 0; i < n && can_loop; i++)
+		asm volatile("" : "+r"(i));
+	__sync_fetch_and_add(&turns, i);
+	return 0;
+}
+
+SEC("kprobe/*")
+int counts(struct egpu_ctx *ctx)
+{
+	__u64 n = wanted, i;
+
+	for (i = 0; i < n; i++)
+		asm volatile("" : "+r"(i));
+	__sync_fetch_and_add(&plain, i);
+	return 0;
+}
+
+SEC("kprobe/*")
+int breaks(struct egpu_ctx *ctx)
+{
+	__u64 i = 0;
+
+	while (!__sync_fetch_and_add(&ended, 0)) {
+		i++;
+		if (i > 3)
+			break;
+		cond_break;
+	}
+	return 0;
+}
+"""
+
 
 def compiled(text, folder):
     spec = importlib.util.spec_from_file_location(
@@ -106,3 +148,27 @@ def test_cost_limit_of_verify_and_run(tmp_path):
     totals, report = totals_and_report(done.stdout)
     blocks = sum(row["blocks"] for row in totals["kernels"].values())
     assert json.dumps(report["maps"]).count(str(blocks * 40000 * 39999 // 2)) == 1
+
+
+@needs_compiler
+def test_runs_cut_short_are_counted_and_told(tmp_path):
+    """All of three programs' runs have turns enough, or all of two programs' have not."""
+    argv = workload(launches=2, size=300)
+    limit = ("--cost-limit", "400")
+    for wanted, short in ((5, False), (1_000_000, True)):
+        probe = compiled(BUDGETS.replace("WANTED", str(wanted)), tmp_path)
+        verified = json.loads(egpu("verify", probe, "--json", *limit).stdout)
+        budget = {each["name"]: each["budget"] for each in verified["programs"]}
+        assert "budget of turns" in egpu("verify", probe, "--cost", *limit).stdout
+        done = egpu("run", probe, "--sim", "--json", *limit, "--", *argv)
+        assert done.returncode == 0, done.stderr
+        totals, report = totals_and_report(done.stdout)
+        threads = sum(row["threads"] for row in totals["kernels"].values())
+        assert report["cost"]["runs_cut_short"] == (2 * threads if short else 0)
+        named = [text for text in report["warnings"] if "were cut short" in text]
+        assert [text.split()[0] for text in named] == ([f"{2 * threads:,}"] if short else [])
+        turns = budget["pays"] if short else wanted
+        text = json.dumps(report["maps"])
+        assert text.count(str(turns * threads)) >= 1, text
+        if not short:
+            assert text.count(str(wanted * threads)) == 2

@@ -95,6 +95,34 @@ _PROBE_MACROS = """\
     static __always_inline __typeof__(name(0)) \\
         egpu_body_##name(struct pt_regs *ctx, ##__VA_ARGS__)
 #define BPF_KRETPROBE(name) BPF_KPROBE(name)
+
+/*
+ * Loops of which nobody knows how often they turn: each run of a program has a budget of turns.
+ * can_loop is true while there are turns left, and takes one; cond_break leaves the loop around it
+ * when there are none. In Linux from 6.9 on, and in clang from 19 on.
+ *
+ *     for (i = 0; i < n && can_loop; i++) { ... }
+ *     while (!*flag) { ...; cond_break; }
+ */
+#define EGPU_MAY_GOTO(label) \\
+    asm volatile goto("may_goto %l[" #label "]" : : : : label)
+#ifndef can_loop
+#define can_loop                     \\
+    ({                               \\
+        __label__ egpu_spent;        \\
+        __label__ egpu_on;           \\
+        bool egpu_left = true;       \\
+        EGPU_MAY_GOTO(egpu_spent);   \\
+        goto egpu_on;                \\
+    egpu_spent:                      \\
+        egpu_left = false;           \\
+    egpu_on:;                        \\
+        egpu_left;                   \\
+    })
+#define cond_break                   \\
+    if (!can_loop)                   \\
+    break
+#endif
 """
 
 # As libbpf's bpf_helpers.h has them: up to three values in registers, up to twelve by an array.

@@ -27,14 +27,15 @@ EXIT_REJECTED = 1
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the verifier said of one program: its cost (of a thread, of a warp) and warnings, or why
-    it was refused."""
+    """What the verifier said of one program: its cost (of a thread, of a warp), warnings and the
+    turns that a run may take in loops of an unknown number of turns, or why it was refused."""
 
     program: Program
     cost: Cost | None
     warp_cost: Cost | None
     error: VerifierError | None
     warnings: tuple[VerifierWarning, ...] = ()
+    turns: int | None = None
 
 
 @click.command("verify")
@@ -98,7 +99,9 @@ def _verdict(program: Program, policy: Policy, limits: Limits) -> Verdict:
         verified = verify(program, policy=policy, limits=limits)
     except VerifierError as error:
         return Verdict(program, None, None, error)
-    return Verdict(program, verified.cost, verified.warp_cost, None, verified.warnings)
+    budget = verified.facts.budget
+    turns = None if budget is None else budget.turns
+    return Verdict(program, verified.cost, verified.warp_cost, None, verified.warnings, turns)
 
 
 def _show(verdict: Verdict, *, cost: bool, path: bool) -> None:
@@ -116,6 +119,8 @@ def _show(verdict: Verdict, *, cost: bool, path: bool) -> None:
         click.echo(f"  {'worst case':<16} {'per thread':>12} {'per warp':>12}")
         for name, value in asdict(verdict.cost).items():
             click.echo(f"  {name.replace('_', ' '):<16} {value:>12,} {warp[name]:>12,}")
+        if verdict.turns is not None:
+            click.echo(f"  {'budget of turns':<16} {verdict.turns:>12,}")
 
 
 def _data(verdict: Verdict) -> dict[str, object]:
@@ -127,6 +132,7 @@ def _data(verdict: Verdict) -> dict[str, object]:
         "accepted": error is None,
         "cost": None if verdict.cost is None else asdict(verdict.cost),
         "warp_cost": None if verdict.warp_cost is None else asdict(verdict.warp_cost),
+        "budget": verdict.turns,
         "warnings": [asdict(each) for each in verdict.warnings],
         "error": None
         if error is None

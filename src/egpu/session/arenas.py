@@ -32,6 +32,7 @@ from egpu.maps import (
     ring_controls,
     ring_table,
 )
+from egpu.maps.layout import ARENA_HEADER
 from egpu.session.assemble import Assembler
 from egpu.session.host_maps import HostMap
 from egpu.session.initial import InitialContents
@@ -149,6 +150,12 @@ class Arenas:
             )
             for arena in self.all()
         )
+
+    def cut_short(self) -> int:
+        """How many runs of programs lacked turns (``egpu.bpf.budget``), by the last snapshots."""
+        offset, size = ARENA_HEADER["cut_short"]
+        data = (arena.host.snapshot().data for arena in self.all())
+        return sum(int.from_bytes(each[offset : offset + size], "little") for each in data)
 
     def snapshot(self, arena: Arena) -> Snapshot:
         """The arena's last snapshot; a new one if maps were changed since from outside."""

@@ -99,7 +99,8 @@ class SessionCost:
     ``build_ms``: building all ``twins``, in milliseconds, of which ``cached`` were not assembled
     anew.  ``instructions``: most BPF instructions that all probes together add to one thread,
     ``site_instructions``: of these at one site.  ``run_ms``: the started process, so far or until
-    it ended.  ``launches``: what the agents measured, over all processes.
+    it ended.  ``runs_cut_short``: runs of programs that lacked turns (``egpu.bpf.budget``).
+    ``launches``: what the agents measured, over all processes.
     """
 
     twins: int
@@ -108,6 +109,7 @@ class SessionCost:
     instructions: int
     records_dropped: int
     records_missing: int
+    runs_cut_short: int = 0
     site_instructions: int = 0
     run_ms: float = 0.0
     launches: LaunchCost = field(default_factory=LaunchCost)
@@ -296,6 +298,7 @@ class Session:
             instructions=sum(program.cost.instructions for program in self._verified),
             records_dropped=sum(total.dropped for total in rings),
             records_missing=sum(total.holes for total in rings),
+            runs_cut_short=self._arenas.cut_short(),
             site_instructions=max(self._by_site().values(), default=0),
             run_ms=((self._ended or time.monotonic()) - self._started) * 1e3,
             launches=sum((each.cost for each in self._server.processes()), LaunchCost()),

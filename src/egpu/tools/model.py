@@ -54,7 +54,8 @@ class RunCost:
     none.  ``launch_ns``: the agent's own time per probed launch in nanoseconds, the mean of one
     launch in 64 (``timed`` in all), None if none was timed.  ``instructions``: most BPF
     instructions that all probes together add to one thread, ``site_instructions``: at one site.
-    ``run_ms``: how long the workload ran.
+    ``run_ms``: how long the workload ran.  ``runs_cut_short``: runs of programs that used up the
+    turns that their loops may take.
     """
 
     twins: int = 0
@@ -69,6 +70,7 @@ class RunCost:
     run_ms: float = 0.0
     records_dropped: int = 0
     records_missing: int = 0
+    runs_cut_short: int = 0
 
     def host_share(self, probed: int) -> float | None:
         """The share of the run that launches waited and the agent took for ``probed`` launches, as

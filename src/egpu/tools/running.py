@@ -14,7 +14,7 @@ from egpu.tools.names import display_names
 
 if TYPE_CHECKING:
     from egpu.agent.twin import KernelStats
-    from egpu.session import Maps, Session
+    from egpu.session import Maps, Session, SessionCost
 
 UNNAMED = "(kernels past the agent's table)"
 
@@ -44,6 +44,7 @@ def run_of(session: Session) -> Run:
             run_ms=cost.run_ms,
             records_dropped=cost.records_dropped,
             records_missing=cost.records_missing,
+            runs_cut_short=cost.runs_cut_short,
         ),
         snapshot=session.stale(),
         warnings=(
@@ -52,8 +53,21 @@ def run_of(session: Session) -> Run:
             *_refusals(stats),
             *_uncovered(session),
             *_ring_loads(session),
+            *_cut_short(cost),
         ),
     )
+
+
+def _cut_short(cost: SessionCost) -> list[str]:
+    """Runs that used up their budget: what their loops would have done further is missing."""
+    if not cost.runs_cut_short:
+        return []
+    text = (
+        f"{cost.runs_cut_short:,} runs of programs were cut short: their loops wanted more turns "
+        "than their budget has (egpu verify --cost names it); write a limit into the loop, do less "
+        "in it, or allow more (--cost-limit)"
+    )
+    return [text]
 
 
 def kernels_of(stats: Iterable[KernelStats]) -> tuple[KernelLaunches, ...]:

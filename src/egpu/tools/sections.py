@@ -119,6 +119,7 @@ def common_data(run: Run) -> dict[str, object]:
             "site_instructions": spent.site_instructions,
             "records_dropped": spent.records_dropped,
             "records_missing": spent.records_missing,
+            "runs_cut_short": spent.runs_cut_short,
         },
     }
 
