@@ -4,7 +4,8 @@
 
 Processes with and without probes alternate, and every probed one must give the same results.
 Needs a GPU and PyTorch.  ``counters``: threads counted per SM at entry and exit; ``records``: 32
-bytes for each warp that leaves; ``unmatched``: probes that match no kernel.
+bytes for each warp that leaves; ``sampled_out``: the counters, linked, but only each kernel's first
+launch probed; ``unmatched``: probes that match no kernel.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "counters": (str(PROBES / "counters.bpf.o"),),
     "records": (str(PROBES / "records.bpf.o"),),
+    "sampled_out": (str(PROBES / "counters.bpf.o"), "--sample", "1000000"),
     "unmatched": (str(PROBES / "counters.bpf.o"), "--kernels", "no_such_kernel"),
 }
 

@@ -45,6 +45,7 @@ REASONS = {  # why a launch was seen and not probed: what it means, what to do
     Reason.DETACHED:   ("detached, or the session was gone", ""),
     Reason.ARENA:      ("no map memory in this context", "free device memory"),
     Reason.FORM:       ("a launch call that carries no further parameter", ""),
+    Reason.SAMPLED:    ("only one launch in several is probed", "a smaller `--sample`"),
 }
 STORAGE = {
     Storage.ARRAY:        "one copy in device memory",

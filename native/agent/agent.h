@@ -55,6 +55,7 @@ struct entry {
     _Atomic(struct variant *) variants;
     CUcontext context; /* of a function, NULL for kernels */
     _Atomic bool dropped;
+    _Atomic uint32_t turn; /* launches that could be probed, while launches are sampled */
     uint32_t set; /* attributes the program has set */
     int value[CU_FUNC_ATTRIBUTES];
     int cache_config; /* -1: not set */
@@ -169,6 +170,7 @@ extern struct agent {
     uint32_t snapshot_ms, exit_wait_ms;
     uint32_t features; /* enum egpu_feature */
     uint32_t stack_base; /* numbers of this process's stacks begin here */
+    uint32_t sample; /* one launch in so many of each kernel is probed */
     pid_t pid; /* that called cuInit; 0 before */
     struct egpu_stats_header *stats;
     struct egpu_stats_slot *slots;

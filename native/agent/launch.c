@@ -211,6 +211,11 @@ static __attribute__((noinline)) CUresult launch_matched(struct call *c, struct 
         reason = EGPU_REASON_GRAPH;
         twin = NULL;
     }
+    if (twin != NULL && !capture && egpu.sample > 1 &&
+        atomic_fetch_add_explicit(&entry->turn, 1, memory_order_relaxed) % egpu.sample != 0) {
+        reason = EGPU_REASON_SAMPLED;
+        twin = NULL;
+    }
     if (twin != NULL && egpu_fits(twin, &c->shape, stats, &reason)) {
         struct launch_block block = {
             twin->arena->address, twin->arena->host_address,

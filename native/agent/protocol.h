@@ -53,6 +53,7 @@ enum egpu_reason {
     EGPU_REASON_DETACHED = 7,
     EGPU_REASON_ARENA = 8,
     EGPU_REASON_FORM = 9,
+    EGPU_REASON_SAMPLED = 10,
 };
 
 enum egpu_feature {
@@ -156,7 +157,7 @@ struct egpu_stack {
     uint32_t frames_size;
 };
 
-/* answers HELLO; file 0 is the stats memory */
+/* answers HELLO; file 0 is the stats memory; one launch in sample of each kernel is probed */
 struct egpu_welcome {
     uint64_t stats_size;
     uint32_t layout;
@@ -166,7 +167,7 @@ struct egpu_welcome {
     uint32_t exit_wait_ms;
     uint32_t features;
     uint32_t stack_base;
-    uint32_t reserved;
+    uint32_t sample;
 };
 
 /* the session will not serve this process; followed by reason */

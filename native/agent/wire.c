@@ -215,6 +215,7 @@ static int take_welcome(const unsigned char *packet, size_t size, int file)
     egpu.exit_wait_ms = welcome.exit_wait_ms;
     egpu.features = welcome.features;
     egpu.stack_base = welcome.stack_base;
+    egpu.sample = welcome.sample;
     egpu_stacks_begin();
     atomic_store(&egpu.epoch, welcome.epoch);
     atomic_store(&egpu.twin_wait_ms, welcome.twin_wait_ms);

@@ -95,6 +95,21 @@ def test_the_cost_is_measured():
     assert 0 < cost["site_instructions"] < cost["instructions"]
 
 
+def test_one_launch_in_three():
+    """The first, the fourth and the seventh of seven; the others run untouched and are counted."""
+    arguments = ("run", "kernelcount", "--sim", "--json", "--sample", "3")
+    done = egpu(*arguments, "--", *workload(launches=7, size=64))
+    assert done.returncode == 0, done.stderr
+    totals, report = totals_and_report(done.stdout)
+    assert report["partial"] is True
+    for mangled, expected in totals["kernels"].items():
+        (row,) = [row for row in report["kernels"] if row["name"] == demangle(mangled)]
+        assert (row["launches_seen"], row["launches_probed"]) == (7, 3)
+        assert row["not_probed"] == {"left out by --sample": 4}
+        assert row["threads"] == row["exits"] == expected["threads"] * 3 // 7
+        assert row["blocks"] == expected["blocks"] * 3 // 7
+
+
 def test_kernels_narrows():
     done = egpu("run", "kernelcount", "--sim", "--json", "--kernels", "hist*", "--", *workload())
     _, report = totals_and_report(done.stdout)

@@ -97,10 +97,11 @@ MESSAGES: Final = (
     Message(Kind.STACK, "a stack from which a kernel was launched for the first time; frames are "
             "u64 return addresses, innermost first", (("stack", "u32"),), ("frames",)),
     # session to agent
-    Message(Kind.WELCOME, "answers HELLO; file 0 is the stats memory",
+    Message(Kind.WELCOME, "answers HELLO; file 0 is the stats memory; one launch in sample of each "
+            "kernel is probed",
             (("stats_size", "u64"), ("layout", "u32"), ("epoch", "u32"), ("twin_wait_ms", "u32"),
              ("snapshot_ms", "u32"), ("exit_wait_ms", "u32"), ("features", "u32"),
-             ("stack_base", "u32")), files=1),
+             ("stack_base", "u32"), ("sample", "u32")), files=1),
     Message(Kind.BYE, "the session will not serve this process", (), ("reason",)),
     Message(Kind.ARENA, "answers OPEN_ARENA; file 0 is the host arena, file 1 the initial "
             "contents; rings holds rows of struct egpu_ring; allocations: the offset of that "
@@ -164,6 +165,7 @@ class Reason(enum.IntEnum):
     DETACHED = 7     # detached, session lost or process ending
     ARENA = 8        # no arena for this context
     FORM = 9         # a launch call that carries no hidden parameter (cuLaunchGrid, multi-device)
+    SAMPLED = 10     # only one launch in several is probed
 
 
 class Feature(enum.IntFlag):

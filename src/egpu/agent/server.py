@@ -55,8 +55,9 @@ class Server:
 
     A launch waits at most ``twin_wait_s`` for its twin; maps are copied to the host arenas every
     ``snapshot_period_s`` (0: only when asked); a process's end waits at most ``exit_wait_s`` for
-    the device and the last copy.  ``features`` are what programs use of the agents beyond maps.
-    ``problems`` collects what went wrong on the wire, one line each;
+    the device and the last copy.  One launch in ``sample`` of each kernel is probed, the first
+    included; those recorded into graphs all are.  ``features`` are what programs use of the agents
+    beyond maps.  ``problems`` collects what went wrong on the wire, one line each;
     ``on_twin`` is called on the server's thread with what became of each twin.  Close it (or use
     ``with``); closing leaves the workloads running unprobed.
     """
@@ -69,6 +70,7 @@ class Server:
         twin_wait_s: float = 10.0,
         snapshot_period_s: float = 1.0,
         exit_wait_s: float = 10.0,
+        sample: int = 1,
         features: wire.Feature | None = None,
         on_twin: Callable[[TwinState], None] | None = None,
     ) -> None:
@@ -79,6 +81,7 @@ class Server:
         self._snapshot_ms = _milliseconds(snapshot_period_s)
         self._exit_wait_ms = _milliseconds(exit_wait_s)
         self._features = int(features or 0)
+        self._sample = sample
         self._on_twin = on_twin
         self._epoch = 1
         self._peers: list[Peer] = []
@@ -337,6 +340,7 @@ class Server:
                     exit_wait_ms=self._exit_wait_ms,
                     features=self._features,
                     stack_base=self._stack_base(),
+                    sample=self._sample,
                 ),
                 (file,),
             )

@@ -20,6 +20,7 @@ REASON_TEXT: dict[Reason, str] = {
     Reason.DETACHED: "detached",
     Reason.ARENA: "no map memory",
     Reason.FORM: "old or multi-device launch call",
+    Reason.SAMPLED: "left out by --sample",
 }
 
 

@@ -81,6 +81,13 @@ if TYPE_CHECKING:
     help="kernellat: measure 1 of N blocks, which costs less; launches are then not measured.",
 )
 @click.option(
+    "--sample",
+    metavar="N",
+    type=click.IntRange(1, (1 << 32) - 1),
+    default=1,
+    help="Probe only one launch in N of each kernel, the first included; the others run untouched.",
+)
+@click.option(
     "--loader",
     metavar="COMMAND",
     help="A program that uses libbpf, instead of TOOL|OBJECT: what it attaches is attached.",
@@ -143,6 +150,7 @@ def command(
     allow_control: bool,
     allow_lost_updates: bool,
     every: int | None,
+    sample: int,
     explain: bool,
     verbose: bool,
     perfetto: Path | None,
@@ -176,6 +184,7 @@ def command(
         machine_code=Options().machine_code if machine_code is None else machine_code,
         hash_maps=hash_maps,
         map_deletions=map_deletions,
+        sample=sample,
         allow_control=allow_control,
         lost_updates=allow_lost_updates,
         pins=dict(_pin(text) for text in pins),

@@ -61,7 +61,8 @@ class Options:
     ``allow_control``: programs may change what the workload does (end threads). ``lost_updates``:
     programs may update what other threads update at the same time (some updates are then lost).
     ``map_deletions``: hash maps can be deleted from by the session although no program does, which
-    costs programs a little. ``cache``: keep assembled twins on disk.
+    costs programs a little. ``sample``: probe one launch in so many of each kernel, the first
+    included, and let the others run untouched. ``cache``: keep assembled twins on disk.
     ``snapshot_period_s``: how often maps are copied to where the session reads them.
     ``thread_slots``: threads of a launch for which per-thread maps have values (None: as
     BPFTIME_MAP_GPU_THREAD_COUNT says, else 1,024); threads beyond them find no value.
@@ -80,6 +81,7 @@ class Options:
     machine_code: bool = False
     hash_maps: bool = False
     map_deletions: bool = False
+    sample: int = 1
     allow_control: bool = False
     lost_updates: bool = False
     cache: bool = True
@@ -396,6 +398,7 @@ class Session:
             self._broker,
             twin_wait_s=self._options.twin_wait_s,
             snapshot_period_s=self._options.snapshot_period_s,
+            sample=self._options.sample,
             features=features_of(self._verified),
         )
         self._cleanup.callback(self._server.close)
