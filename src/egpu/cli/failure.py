@@ -17,6 +17,8 @@ def message(error: Exception) -> str:
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return f"{error.filename}: {reason}" if error.filename else f"input or output: {reason}"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this; smaller maps need less"
     # a bug of ours: say so in a line, keep the traceback for EGPU_DEBUG
     return f"internal error: {type(error).__name__}: {error}; EGPU_DEBUG=1 shows where"
 

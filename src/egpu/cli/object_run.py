@@ -197,14 +197,16 @@ def _entries(view: MapView) -> list[tuple[int, dict[str, object]]]:
     found: list[tuple[int, dict[str, object]]] = []
     for number, copy in enumerate(view.copies()):
         context = {"context": number} if len(view.copies()) > 1 else {}
+        keys = copy.nonzero_keys()
         try:
-            items: Iterator[tuple[int, object]] = iter(copy.items())
-            rows = [(key, {"value": plain(value)}) for key, value in items if _holds(value)]
+            values = copy.lookup_batch(keys).items()
+            rows = [(key, {"value": plain(value)}) for key, value in values if _holds(value)]
         except InputError:  # values that cannot be summed are shown by SM
+            parts = ((key, copy.per_sm(key)) for key in keys)
             rows = [
-                (key, {"per_sm": [plain(part) for part in copy.per_sm(key)]})
-                for key in copy
-                if any(_holds(part) for part in copy.per_sm(key))
+                (key, {"per_sm": [plain(part) for part in values]})
+                for key, values in parts
+                if any(_holds(part) for part in values)
             ]
         found += [(key, {**context, **value}) for key, value in rows]
     return found

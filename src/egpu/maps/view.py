@@ -151,6 +151,20 @@ class MapView(Changes, Mapping[int, object]):
         read = self._read()
         return {key: self._value(read, key) for key in range(self._spec.max_entries)}
 
+    def nonzero_keys(self) -> list[int]:
+        """The keys whose values are not all zeros in some copy, in their order; much sooner found
+        than by decoding every value."""
+        spec, found = self._spec, np.zeros(self._spec.max_entries, np.bool_)
+        for data, copy in self._read():
+            place = copy.place
+            each = place.stride if self._per_sm else len(found) * place.entry_stride
+            copies = copy.sm_slots * place.spread if self._per_sm else 1
+            for start in range(place.offset, place.offset + copies * each, each):
+                whole = np.frombuffer(data, np.uint8, len(found) * place.entry_stride, start)
+                rows = whole.reshape(len(found), place.entry_stride)
+                found |= rows[:, : spec.value_size].any(axis=1)
+        return [int(key) for key in np.flatnonzero(found)]
+
     def lookup_batch(self, keys: Iterable[int]) -> dict[int, object]:
         """The values of ``keys`` in one snapshot."""
         read = self._read()

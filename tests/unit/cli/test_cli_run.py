@@ -284,6 +284,7 @@ def test_a_collector_that_fails_takes_the_probes_out_and_the_workload_runs_on(ca
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), ""),
         (ValueError("odd"), "internal error: ValueError: odd"),
+        (MemoryError(), "there is not enough memory for this"),
     ],
 )
 def test_a_report_that_cannot_be_written_leaves_the_exit_code(failure, said, capsys, tmp_path):

@@ -138,6 +138,23 @@ def test_global_variables_are_found_by_name():
         view["other"]
 
 
+@pytest.mark.parametrize("kind", [MapType.ARRAY, MapType.PERCPU_ARRAY])
+@pytest.mark.parametrize("size", [1, 3, 8, 9])
+def test_keys_that_hold_something(kind, size):
+    contents = {(0, 5): b"\1", (0, 7): bytes(size - 1) + b"\x80", (0, 99): bytes(size)}
+    if kind is MapType.PERCPU_ARRAY:
+        contents |= {(1, 0): bytes(size - 1) + b"\1", (2, 5): b"\2"}
+    view = view_of(spec(kind, size, 100, 0, None), contents, slots=3, copies=2)
+    expected = {key for (_, key), value in contents.items() if any(value)}
+    assert view.nonzero_keys() == sorted(expected)
+
+
+def test_a_large_array_is_looked_at_without_decoding_it():
+    view = view_of(spec(entries=1 << 22), {(0, (1 << 22) - 1): b"\7"})
+    (copy,) = view.copies()
+    assert copy.lookup_batch(copy.nonzero_keys()) == {(1 << 22) - 1: 7}
+
+
 def test_several_contexts():
     array = view_of(spec(), {(0, 0): b"\5"}, copies=2)
     with pytest.raises(InputError, match=r"exists 2 times.*copies\(\)"):
