@@ -310,6 +310,20 @@ def test_one_pin_is_of_one_map(scene):
     assert (done.returncode, "t is the pin of map totals already" in done.stderr) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        (["blocks="], "'blocks=' is not MAP or MAP=NAME"),
+        (["=x"], "'=x' is not MAP or MAP=NAME"),
+        (["blocks", "blocks=z"], "names the map 'blocks' twice"),
+    ],
+)
+def test_pins_that_say_nothing_are_refused(pins, words):
+    given = [word for pin in pins for word in ("--pin", pin)]
+    done = egpu("run", PROGRAM, "--sim", *given, "--", "true")
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+
+
 def test_the_command_line_pins(folder):
     command = ("run", PROGRAM, "--sim", "--pin", "totals=t", "--pin", "blocks", "--", *workload())
     done = egpu(*command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -187,7 +188,7 @@ def command(
         sample=sample,
         allow_control=allow_control,
         lost_updates=allow_lost_updates,
-        pins=dict(_pin(text) for text in pins),
+        pins=_pins(pins),
         cost_limit=cost_limit,
         print_limit=print_limit,
     )
@@ -214,8 +215,20 @@ def command(
 
 def _pin(text: str) -> tuple[str, str]:
     """Map and name of the pin."""
-    map_name, _, name = text.partition("=")
+    map_name, equals, name = text.partition("=")
+    if not map_name or (equals and not name):
+        raise click.UsageError(f"--pin {text!r} is not MAP or MAP=NAME")
     return map_name, name or map_name
+
+
+def _pins(texts: Sequence[str]) -> dict[str, str]:
+    """Pins by map."""
+    found: dict[str, str] = {}
+    for map_name, name in map(_pin, texts):
+        if map_name in found:
+            raise click.UsageError(f"--pin names the map {map_name!r} twice")
+        found[map_name] = name
+    return found
 
 
 def sampled(tool: ToolEntry | None, loaded: Object, every: int) -> Object:
