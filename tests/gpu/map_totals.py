@@ -137,6 +137,23 @@ def wrong_callbacks(maps: Mapping[str, Sequence[Mapping]], threads: int) -> list
     return [f"{n}: {found}, expected {want}" for n, (found, want) in facts.items() if found != want]
 
 
+def wrong_budgets(
+    maps: Mapping[str, Sequence[Mapping]], threads: int, turns: Mapping[str, int], short: int
+) -> list[str]:
+    """What differs in the maps of probes/budgets.bpf.c, whose programs have so many ``turns``;
+    ``short`` runs are said to have been cut short."""
+    row = _values(maps["results"], 14)
+    facts = {
+        "runs": ((row[0], row[5], row[9]), (threads,) * 3),
+        "turns of runs with may_goto": ((row[2], row[3]), (row[1] * turns["pays"], row[4])),
+        "turns of loops that ended": (row[7], row[8]),
+        "calls of bpf_loop": ((row[11], row[12]), (row[10] * turns["calls"], row[13])),
+        "runs cut short": (short, row[1] + (row[5] - row[6]) + row[10]),
+        "runs of each kind": (min(row[1], row[5] - row[6], row[6], row[10], 1), 1),
+    }
+    return [f"{n}: {found}, expected {want}" for n, (found, want) in facts.items() if found != want]
+
+
 def wrong_walks(maps: Mapping[str, Sequence[Mapping]], blocks: int) -> list[str]:
     """What differs in the maps of probes/callbacks_hash.bpf.c."""
     found, want = _values(maps["results"], 4), [blocks, blocks, 0, 0]

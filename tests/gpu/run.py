@@ -59,6 +59,7 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     # These import egpu, whose native parts build() makes.
     import checks_bpftime  # noqa: PLC0415
+    import checks_budgets  # noqa: PLC0415
     import checks_callbacks  # noqa: PLC0415
     import checks_counts  # noqa: PLC0415
     import checks_failures  # noqa: PLC0415
@@ -78,6 +79,7 @@ def main(arguments: list[str]) -> int:
         checks_sass,
         checks_maps,
         checks_callbacks,
+        checks_budgets,
         checks_host_maps,
         checks_helpers,
         checks_failures,

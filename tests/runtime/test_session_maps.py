@@ -9,6 +9,7 @@ from test_runtime_cli import ROOT, egpu, pytestmark, workload
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 from map_totals import (
+    wrong_budgets,
     wrong_callbacks,
     wrong_inner,
     wrong_per_thread,
@@ -70,6 +71,22 @@ def test_callbacks(size):
         assert done.returncode == 0, done.stderr
         totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
         assert wrong(report["maps"], sum(row[unit] for row in totals["kernels"].values())) == []
+
+
+@pytest.mark.parametrize("size", [300, 97])
+def test_budgets(size):
+    """The device checks' loops of an unknown number of turns; some lanes are cut short."""
+    program, limit = ROOT / "tests" / "gpu" / "probes" / "budgets.bpf.o", ("--cost-limit", "800")
+    verified = json.loads(egpu("verify", program, "--json", *limit).stdout)
+    turns = {row["name"]: row["budget"] for row in verified["programs"]}
+    argv = workload(launches=1, size=size)
+    done = egpu("run", program, "--sim", "--json", *limit, "--", *argv)
+    assert done.returncode == 0, done.stderr
+    totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
+    threads = sum(row["threads"] for row in totals["kernels"].values())
+    short = report["cost"]["runs_cut_short"]
+    assert 0 < short < 3 * threads
+    assert wrong_budgets(report["maps"], threads, turns, short) == []
 
 
 def test_queue_stack_and_filter():
