@@ -21,7 +21,7 @@
 /* Blocks to measure: 1 of this many; 1 is all.  Launches are measured only with all. */
 volatile const __u32 every = 1;
 
-enum { BLOCK, PART, GROUP, LAUNCH, LEVELS };
+enum { BLOCK, PART, GROUP, LAUNCH };
 
 /* Where the groups of a block, the blocks of a part or the parts of a launch meet. */
 struct meeting {
@@ -249,9 +249,8 @@ int leave(void *ctx)
 	a.expected = egpu_block_dim_x(ctx) * egpu_block_dim_y(ctx) * egpu_block_dim_z(ctx);
 	parts = (__u32)blocks;
 #pragma clang loop unroll(disable)
-	for (level = BLOCK; level < LEVELS; level++) {
-		/* Of what arrives at the next level, the part of this width meets in one place. */
-		__u32 width = (PARTS | GROUPS << 8) >> 8 * level;
+	for (level = BLOCK;; level++) {
+		__u32 width;
 		__s64 more;
 
 		OPAQUE(level); /* one variable, not one for each of its multiples */
@@ -259,9 +258,10 @@ int leave(void *ctx)
 			return 0;
 		if (level == BLOCK || level == LAUNCH)
 			count(&a, level >> 1, sm);
-		if (every != 1)
+		if (every != 1 || level >= LAUNCH)
 			return 0;
-		width &= 31;
+		/* Of what arrives at the next level, the part of this width meets in one place. */
+		width = (PARTS | GROUPS << 8) >> 8 * level & 31;
 		a.amount = 1;
 		a.index &= (1u << width) - 1;
 		a.expected = ((parts - 1 - a.index) >> width) + 1;
