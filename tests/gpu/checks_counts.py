@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 
-from building import WORKLOADS, Built
+from block_exit_totals import wrong_block_exits
+from building import HERE, WORKLOADS, Built
 from observing import (
     Observed,
+    egpu,
     plain,
     probed,
     require,
@@ -115,6 +118,31 @@ def repeated(built: Built) -> str:
     return f"{cost['twins']} twins from the cache in {cost['twin_ms']:.0f} ms"
 
 
+def block_exits_ptx(built: Built) -> str:
+    """kretprobe.block runs once a block, of every shape, in streams and graphs."""
+    return block_exits([built.program("runtime_static")])
+
+
+def block_exits_machine_code(built: Built) -> str:
+    """The same in machine code, where groups of a warp leave at the same time."""
+    stress = block_exits([built.program("stress"), "60"], "--machine-code")
+    return f"{stress}; {block_exits([built.program('machine_code'), '4'], '--machine-code')}"
+
+
+def block_exits(argv: Sequence[str], *options: str) -> str:
+    """Count blocks at their last exit, by two programs, in the kernels that can have them."""
+    program = str(HERE / "probes" / "block_exits.bpf.o")
+    options = (*options, "--json", "--hash-maps", "--allow-occupancy-loss")
+    unprobed = plain(argv)
+    run = plain(egpu("run", program, *options, "--", *argv), timeout=60)
+    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
+    *output, report = run.output.strip().splitlines()
+    require(output == unprobed.output.strip().splitlines(), "output differs")
+    wrong, answer = wrong_block_exits(json.loads(output[-1])["kernels"], json.loads(report))
+    require(not wrong, "; ".join(wrong[:20]))
+    return answer
+
+
 def _cost(run: Observed) -> dict:
     require(run.report is not None, "no report")
     return run.report["cost"]
@@ -127,6 +155,8 @@ CHECKS = (
     python_program,
     demo_program,
     latencies,
+    block_exits_ptx,
+    block_exits_machine_code,
     followed,
     persistent,
     repeated,

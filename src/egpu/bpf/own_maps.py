@@ -1,4 +1,4 @@
-"""Maps that egpu adds to a program because helpers that it calls need them.
+"""Maps that egpu adds to a program because its level or helpers that it calls need them.
 
 Their names are no C identifiers, so no object has them; sessions do not show them.
 
@@ -11,6 +11,8 @@ as the agent sees them come and go::
 
 The agent writes the half that is not in use, then the state.  A reader whose state is the same
 before and after has seen one half unchanged: the one after the next would have begun to write it.
+
+``.blocks`` is where the groups of lanes that leave a block meet (``egpu.bpf.block_exits``).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import replace
 from egpu.bpf import isa
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.maptypes import MapType
-from egpu.bpf.program import MapSpec, Program
+from egpu.bpf.program import AttachKind, Level, MapSpec, Program
 
 PRINT_RING = ".printk"
 PRINT_RING_SIZE = 4 << 20  # bytes, over all SMs
@@ -28,11 +30,14 @@ ALLOCATIONS = ".allocations"
 ALLOCATIONS_LIMIT = 4096  # rows of one half
 ALLOCATIONS_HEADER = 64  # bytes
 ALLOCATIONS_ROW = 16
+BLOCKS = ".blocks"
+BLOCKS_LIMIT = 1 << 15  # blocks that some of their threads have left; no device holds so many
 
 _ALLOCATIONS_SIZE = ALLOCATIONS_HEADER + 2 * ALLOCATIONS_LIMIT * ALLOCATIONS_ROW
 SPECS: dict[str, MapSpec] = {
     PRINT_RING: MapSpec(PRINT_RING, MapType.RINGBUF, 0, 0, PRINT_RING_SIZE),
     ALLOCATIONS: MapSpec(ALLOCATIONS, MapType.ARRAY, 4, _ALLOCATIONS_SIZE, 1),
+    BLOCKS: MapSpec(BLOCKS, MapType.HASH, 24, 8, BLOCKS_LIMIT),
 }
 _NEEDED: dict[str, str] = {  # by the device bodies of helpers
     "print": PRINT_RING,
@@ -48,13 +53,15 @@ def with_own_maps(program: Program) -> Program:
 
 
 def missing_maps(program: Program) -> tuple[str, ...]:
-    """Names of the maps that helpers of ``program`` need and it does not have."""
+    """Names of the maps that ``program``'s helpers and level need and it does not have."""
     bodies = {
         HELPERS[insn.imm].body
         for _, insn, _ in isa.instructions(program.code)
         if insn.opcode == isa.CALL and insn.src == isa.CallSrc.HELPER and insn.imm in HELPERS
     }
     needed = {_NEEDED[body] for body in bodies & _NEEDED.keys()}
+    if any((each.kind, each.level) == (AttachKind.EXIT, Level.BLOCK) for each in program.attach):
+        needed.add(BLOCKS)
     return tuple(name for name in SPECS if name in needed and own_map(program.maps, name) is None)
 
 

@@ -145,7 +145,8 @@ class Program:
 
     Map references in ``code`` are LD_IMM64 with MAP_INDEX or MAP_INDEX_VALUE into ``maps``; local
     calls (src 1) hold pc-relative slot distances.  A call of helper ``MISSING_HELPER + i`` stands
-    where the program needs what ``missing[i]`` says is not there.
+    where the program needs what ``missing[i]`` says is not there.  ``arrives``: it begins with
+    ``egpu.bpf.block_exits``'s instructions.
     """
 
     name: str
@@ -158,6 +159,7 @@ class Program:
     license: str = ""
     missing: tuple[str, ...] = ()
     cookie: int = 0  # what bpf_get_attach_cookie gives
+    arrives: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def compile_probe(
     ends = bool(vp.facts.helpers & _ENDING)
     made = emit_ptx(lowered.module(start, together=together))
     body = embed(made, tag, allowed=frozenset({"exit"} if ends else ()))
-    prologue, relocations = _prologue(point.level, launch, body, tag)
+    prologue, relocations = _prologue(_electing(point), launch, body, tag)
     text = "\n".join(
         [
             *_registers(tag),
@@ -111,10 +111,11 @@ def _check(vp: VerifiedProgram, point: AttachPoint, target: Target) -> None:
             f"program {name}: ending threads in {point.kind.value} probes of {point.level.value}s",
             needs="an entry probe that every thread runs (kprobe)",
         )
-    if point.level is Level.BLOCK and point.kind is AttachKind.EXIT:
-        raise UnsupportedError(
-            f"program {name}: one exit probe per block",
-            needs="kretprobe (every thread) or kretprobe.warp (one lane a warp)",
+    if point.level is Level.BLOCK and point.kind is AttachKind.EXIT and not vp.program.arrives:
+        raise InputError(
+            "does not say which exits of a block are the last",
+            where=f"program {name}",
+            hint="verify what egpu.bpf.block_exits.with_arrival makes of it",
         )
     reads_start = sorted(f for f in vp.facts.context_fields if f.startswith("start_"))
     if reads_start and point.kind is not AttachKind.EXIT:
@@ -138,6 +139,13 @@ def _digest(program: Program, point: AttachPoint, target: Target, launch: Launch
     where = (point.kind, point.level, point.detail)
     parts = (release, _REVISION, target, launch, where, program.code, program.cookie, maps)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _electing(point: AttachPoint) -> Level:
+    """Of whom the prologue lets one go on.  The last group of a block to leave is found by the
+    program itself (``egpu.bpf.block_exits``), in one lane of each group."""
+    last = point.kind is AttachKind.EXIT and point.level is Level.BLOCK
+    return Level.WARP if last else point.level
 
 
 def _registers(tag: str) -> list[str]:

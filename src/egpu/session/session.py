@@ -25,14 +25,15 @@ from egpu.agent.twin import (
     Unmatched,
 )
 from egpu.bpf import program as bpf
-from egpu.bpf.maptypes import traits
 from egpu.bpf.program import AttachKind
-from egpu.errors import InputError, UnsupportedError
+from egpu.errors import InputError
 from egpu.session.additive import additive_maps
 from egpu.session.arenas import Arenas, Maps
+from egpu.session.arrivals import missed_blocks, verify_all
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
 from egpu.session.cache import TwinCache, cache_limit, default_directory
+from egpu.session.experiments import refuse_unproven_maps
 from egpu.session.explain import Explanation, explain, without_resources
 from egpu.session.features import Clock, clocks, features_of
 from egpu.session.links import Link, Links
@@ -45,7 +46,7 @@ from egpu.session.service import MapService
 from egpu.session.slots import thread_slots
 from egpu.session.twins import TwinBuilder, TwinReport
 from egpu.sim import SimulatedDevice, private_folder
-from egpu.verifier import Limits, Policy, VerifiedProgram, verify
+from egpu.verifier import Limits, Policy, VerifiedProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,8 @@ class Session:
             notes.append(self._cache.failure)
         if self._cache is not None and self._cache.damaged:
             notes.append(f"{self._cache.damaged} damaged files of the twin cache were built anew")
+        if missed := missed_blocks(self._arenas):
+            notes.append(missed)
         return (*notes, *self._server.problems)
 
     @property
@@ -462,12 +465,13 @@ def run(
     objects = [item if isinstance(item, Object) else Object(item) for item in given]
     options = options or Options()
     collection = combine([item.bound() for item in objects]).with_cookies(options.cookies)
-    _refuse_unproven_maps(collection, options)
+    if not options.simulated and not options.hash_maps:
+        refuse_unproven_maps(collection)
     if options.map_deletions:
         collection = collection.with_deletions()
     limits = Limits(cost=options.cost_limit, lost_updates=options.lost_updates)
     policy = Policy.CONTROL if options.allow_control else Policy.PROBE
-    verified = [verify(each, policy=policy, limits=limits) for each in collection.programs]
+    verified = verify_all(collection.programs, policy, limits)
     return Session(
         argv, verified, collection, options, lambda session: _prepare(session, objects, collection)
     )
@@ -486,18 +490,3 @@ def _prepare(session: Session, objects: Sequence[Object], collection: Collection
         ]
         session.change_links(unwanted, attached=False)
         base, first = base + maps, first + len(programs)
-
-
-def _refuse_unproven_maps(collection: Collection, options: Options) -> None:
-    """Hash maps have been exact on the simulated device and on threads of the host only.
-
-    On an H200 a stress of 3.5 x 10^7 threads over them did not end within minutes.
-    """
-    if options.simulated or options.hash_maps:
-        return
-    for spec, name in zip(collection.maps, collection.names, strict=True):
-        if traits(spec.type).hashed:
-            raise UnsupportedError(
-                f"map {name}: {spec.type.name} on a real GPU (contention may take it minutes)",
-                needs="the simulated device (--sim), or --hash-maps to try it all the same",
-            )

@@ -12,12 +12,13 @@ from egpu.errors import EgpuError
 from egpu.image import KernelInfo, Member, MemberKind, kept_ptx, list_kernels, open_image, unpack
 from egpu.maps import plan
 from egpu.session.additive import additive_maps
+from egpu.session.arrivals import verify_all
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
 from egpu.session.cache import Way
 from egpu.session.objects import combine
 from egpu.session.twins import TwinBuilder
-from egpu.verifier import VerifiedProgram, verify
+from egpu.verifier import VerifiedProgram
 
 _SMS = 132  # of the device that is assumed; it changes sizes of maps, not what is possible
 _PTX_ARCH = 90  # device for which PTX is tried, unless it is for a later one
@@ -52,7 +53,7 @@ class Trials:
 
     def __init__(self, objects: Sequence[Object], *, kernels: str = "") -> None:
         collection = combine(objects)
-        self._verified = tuple(verify(program) for program in collection.programs)
+        self._verified = verify_all(collection.programs)
         self._maps = collection.maps
         self._only = kernels
         ptxas = find_ptxas()

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from egpu.bpf.program import AttachKind, Level
+from egpu.bpf.program import AttachKind
 from egpu.codegen.device_code import DeviceCode, RelocKind, Target
 from egpu.errors import InputError, InternalError, UnsupportedError
 from egpu.image.ptx.syntax import Directive, Function, Instruction, Module, Span, Variable
@@ -156,10 +156,6 @@ def _check_probe(code: DeviceCode) -> None:
         raise InternalError(f"probe {code.program} is compiled for {code.target.value}")
     if code.kind not in _KINDS:
         raise UnsupportedError(f"probe {code.program}: {code.kind.value} probes in PTX")
-    if code.kind is AttachKind.EXIT and code.level is Level.BLOCK:
-        raise UnsupportedError(
-            f"probe {code.program}: one exit probe per block in PTX", needs="the warp level"
-        )
 
 
 # What threads of a block or a warp do together: those that have ended would be waited for.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from egpu.bpf.program import AttachKind, Level
+from egpu.bpf.program import AttachKind
 from egpu.codegen.device_code import DeviceCode, Target
 from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin import open_cubin
@@ -134,11 +134,6 @@ def _check_probes(probes: Sequence[DeviceCode]) -> None:
             )
         if code.ends_threads:
             raise UnsupportedError(f"probe {code.program}: ending threads in machine code")
-        if code.kind is AttachKind.EXIT and code.level is Level.BLOCK:
-            raise UnsupportedError(
-                f"probe {code.program}: one exit probe per block in machine code",
-                needs="the warp level",
-            )
 
 
 def _uncovered(code: Code, blocks: ProbeBlocks) -> tuple[str, ...]:

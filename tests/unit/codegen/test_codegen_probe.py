@@ -21,8 +21,10 @@ from codegen_programs import (
     same_as_golden,
 )
 
+from egpu.bpf.block_exits import with_arrival
 from egpu.bpf.context import FIELDS
 from egpu.bpf.helpers import HELPERS
+from egpu.bpf.own_maps import with_own_maps
 from egpu.bpf.program import MEMORY_CAPTURE, AttachKind, AttachPoint, Level
 from egpu.codegen import (
     Launch,
@@ -35,6 +37,7 @@ from egpu.codegen import (
 )
 from egpu.codegen.calls import helper_bodies
 from egpu.errors import InputError, UnsupportedError, VerifierError
+from egpu.verifier import verify
 
 ONE = replace(ARRAY, max_entries=1)  # what map_index_value reaches directly
 OFFSETS = {row.name: row.offset for row in FIELDS}
@@ -230,14 +233,24 @@ def test_ptxas_takes_probes(arch, tmp_path):
     assemble_ptx(in_kernel(*all_codes()), tmp_path, arch)
 
 
-@pytest.mark.parametrize("level", list(Level))
+@pytest.mark.parametrize("level", [Level.THREAD, Level.WARP])
 def test_levels_at_exit(level):
-    point = leave(level)
-    if level is Level.BLOCK:
-        with pytest.raises(UnsupportedError, match=r"exit probe per block.*kretprobe\.warp"):
-            code_of("mov %r0, 0\nexit", point=point)
-    else:
-        assert code_of("mov %r0, 0\nexit", point=point).level is level
+    assert code_of("mov %r0, 0\nexit", point=leave(level)).level is level
+
+
+def test_the_last_exit_of_a_block_is_found_by_one_lane_of_each_group():
+    point = leave(Level.BLOCK)
+    program = with_own_maps(probe("mov %r0, 0\nexit", points=(point,)).program)
+    made = compile_probe(verify(with_arrival(program, 0)), point=point)
+    assert made.level is Level.BLOCK
+    lines = made.text.splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("activemask"))
+    assert "%lanemask_lt" in lines[first + 1]
+    # The lanes that are counted are those of whom one was chosen.
+    assert sum("activemask" in line for line in lines) == 1
+    mask = re.match(r"activemask\.b32 (%\S+);", lines[first])[1]
+    counted = next(line.split()[-1] for line in lines if "popc.b32" in line)
+    assert f"mov.u32 {counted[:-1]}, {mask};" in lines
 
 
 def test_only_verified_programs():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from splice_probes import COUNT, COUNT_RELOCATIONS, ENTRY, EXIT, LAYOUT, code, count, value
 
-from egpu.bpf.program import AttachKind, Level
+from egpu.bpf.program import AttachKind
 from egpu.codegen.device_code import RelocKind, Target
 from egpu.errors import InputError, InternalError, UnsupportedError
 from egpu.image.ptx import parse
@@ -292,7 +292,6 @@ def test_a_missing_kernel_is_named_with_those_there_are():
     ("probe", "error", "says"),
     [
         (code("A;", kind=AttachKind.LAUNCH), UnsupportedError, "launch probes"),
-        (code("A;", kind=EXIT, level=Level.BLOCK), UnsupportedError, "exit probe per block"),
         (replace(MARK, target=Target.HOST), InternalError, "compiled for host"),
         (code(COUNT, COUNT_RELOCATIONS[0]), InternalError, "undeclared symbol __egpu_map_0"),
         (value(RelocKind.MAP, 9), InternalError, "map 9 of 2"),

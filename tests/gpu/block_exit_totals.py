@@ -1,0 +1,45 @@
+"""What probes/block_exits.bpf.c must count in a workload that says what it launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from egpu.bpf.demangle import demangle
+
+ENTERED, ENTERED_THREADS, ENTERED_SUM, LEFT, LEFT_THREADS, LEFT_SUM, ALONE = range(7)
+
+
+def wrong_block_exits(kernels: Mapping[str, Mapping], report: Mapping) -> tuple[list[str], str]:
+    """(what is not as it must be, what was checked), over the kernels that had the probes.
+
+    ``kernels`` are the workload's own totals, by mangled name; ``report`` is egpu's.
+    """
+    wrong = [f"warning: {text}" for text in report["warnings"]]
+    rows = {row["name"]: row for row in report["kernels"]}
+    blocks = threads = count = 0
+    left_out = []
+    for kernel, totals in kernels.items():
+        row = rows[demangle(kernel)]
+        if row["not_probed"]:
+            left_out.append(f"{row['name']}: {row['not_probed']}")
+            if row["launches_probed"]:
+                wrong.append(f"{row['name']}: only some launches had probes")
+            continue
+        count += 1
+        blocks += totals["blocks"]
+        threads += totals["threads"]
+    seen = {row["key"]: row["value"] for row in report["maps"]["totals"]}
+    for place, expected in (
+        (ENTERED, blocks),
+        (ENTERED_THREADS, threads),
+        (LEFT, blocks),
+        (LEFT_THREADS, threads),
+        (LEFT_SUM, seen[ENTERED_SUM]),
+        (ALONE, blocks),
+    ):
+        if seen[place] != expected:
+            wrong.append(f"total {place} is {seen[place]}, expected {expected}")
+    if not count:
+        wrong.append("no kernel had the probes")
+    answer = f"{blocks:,} blocks of {count} kernels left once"
+    return wrong, answer + "".join(f"; without probes: {each}" for each in left_out)

@@ -1,0 +1,45 @@
+"""kretprobe.block of a real workload on the simulated device."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+from test_runtime_cli import DEMO, ROOT, egpu, pytestmark, workload
+
+from egpu.bpf import own_maps
+from egpu.errors import UnsupportedError
+from egpu.session import Options, run
+
+sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+from block_exit_totals import ALONE, ENTERED, wrong_block_exits
+
+__all__ = ["pytestmark"]
+PROGRAM = ROOT / "tests" / "gpu" / "probes" / "block_exits.bpf.o"
+
+
+def test_once_a_block():
+    done = egpu("run", PROGRAM, "--sim", "--json", "--", *workload())
+    assert done.returncode == 0, done.stderr
+    totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
+    wrong, answer = wrong_block_exits(totals["kernels"], report)
+    assert (wrong, answer) == ([], "42 blocks of 5 kernels left once")
+
+
+def test_missed_blocks_are_said(monkeypatch):
+    small = replace(own_maps.SPECS[own_maps.BLOCKS], max_entries=1)
+    monkeypatch.setitem(own_maps.SPECS, own_maps.BLOCKS, small)
+    command = [str(DEMO / "demo"), "--launches", "1", "--size", "777"]
+    with run(command, programs=PROGRAM, options=Options(simulated=True)) as session:
+        assert session.wait() == 0
+        assert list(session.maps) == ["totals"]
+        totals = session.maps["totals"].to_dict()
+        (note,) = session.notes
+    # One place for two programs: the second finds none while a block's threads leave.
+    assert totals[ALONE] < totals[ENTERED] == 21
+    assert note.startswith("kretprobe.block missed blocks: ")
+
+
+def test_a_real_gpu_asks_for_hash_maps():
+    with pytest.raises(UnsupportedError, match=r"kretprobe\.block.*--hash-maps"):
+        run(["true"], programs=PROGRAM)
