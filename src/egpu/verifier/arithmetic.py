@@ -39,7 +39,11 @@ def execute(setting: Setting, state: State, step: Step) -> None:
     registers = state.frames[-1].registers
     op = step.op
     if op is _MOV:
-        registers[step.dst] = _moved(setting, state, step)
+        value = registers[step.src]
+        if type(value) is Pointer and step.register and step.width == 64 and not step.off:
+            registers[step.dst] = value
+        else:
+            registers[step.dst] = _moved(setting, state, step)
         return
     number = registers[step.dst]
     other = registers[step.src] if step.register else step.constant

@@ -26,9 +26,7 @@ def contention(known: Known, counting: Counting, worst: Spent) -> Iterator[Refus
     """A warning for each address with more atomics of one thread than the limit."""
     limit = known.setting.limits.same_address
     found: dict[_Address, _Places] = {}
-    for step in known.setting.structure.steps:
-        if step is None or step.kind is not Kind.ATOMIC:
-            continue
+    for step in known.setting.structure.of_kind(Kind.ATOMIC):
         operand = known.frames.operand(step.pc, step.dst)
         if operand is None or not _shared(known, operand):
             continue

@@ -8,6 +8,8 @@ error.
 
 from __future__ import annotations
 
+import functools
+
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.isa import CallSrc, Kind
 from egpu.verifier.state import State
@@ -111,8 +113,13 @@ def spends(step: Step) -> int:
         return _ATOMIC_ACCESS
     if kind is _CALL and step.src == CallSrc.HELPER and step.imm in HELPERS:
         helper = HELPERS[step.imm]
-        return pack(Cost(1, helper.memory, helper.atomics, 1, helper.cost))
+        return _call(helper.memory, helper.atomics, helper.cost)
     return 1
+
+
+@functools.cache
+def _call(memory: int, atomics: int, body: int) -> int:
+    return pack(Cost(1, memory, atomics, 1, body))
 
 
 class Node:

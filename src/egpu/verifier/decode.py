@@ -38,7 +38,8 @@ class Step(NamedTuple):
 
 
 # Looking a member up in its class takes longer than comparing with it.
-_JUMP, _JUMP_ALWAYS, _LOAD_IMM64 = Kind.JUMP, Kind.JUMP_ALWAYS, Kind.LOAD_IMM64
+_JUMP, _LOAD_IMM64 = Kind.JUMP, Kind.LOAD_IMM64
+_SPECIAL = frozenset({Kind.ATOMIC, Kind.CALL, Kind.LOAD_IMM64, Kind.JUMP_ALWAYS})
 
 
 class _Row(NamedTuple):
@@ -88,24 +89,24 @@ def decode(code: tuple[Insn, ...], policy: Policy) -> tuple[Step | None, ...]:
         reads, writes = reads_dst << dst | reads_src << src, writes_dst << dst
         if kind is _JUMP:
             target = after + off
-        elif plain is None or kind is _JUMP_ALWAYS:
+        elif kind in _SPECIAL:
             found = isa.jump_target(pc, insn)
             target = -1 if found is None else found
             reads, writes = _registers(kind, insn)
             after += kind is _LOAD_IMM64
-        steps[pc] = _new(
-            Step,
-            (
-                *(pc, kind, op, width, register, dst, src, off, imm, after, target, swaps),
-                *(_constant(imm), reads, writes),
-            ),
-        )
+        constant = _constant(imm) if imm else _ZERO
+        # fmt: off
+        steps[pc] = _new(Step, (
+            pc, kind, op, width, register, dst, src, off, imm, after, target, swaps,
+            constant, reads, writes
+        ))
+        # fmt: on
         pc = after
     return tuple(steps)
 
 
 _new = tuple.__new__  # Step(...) without matching arguments to names
-_constant = S64.constant
+_constant, _ZERO = S64.constant, S64.zero
 
 
 def _registers(kind: Kind, insn: Insn) -> tuple[int, int]:
@@ -131,6 +132,9 @@ _STORES = frozenset({Kind.STORE_IMM, Kind.STORE_REG})
 _LOADS = frozenset({Kind.LOAD, Kind.LOAD_SIGNED})
 
 
+_ZERO_ONLY = frozenset({0})
+
+
 def _row(form: isa.Form) -> _Row:
     kind, plain = form.kind, isa.PLAIN.get(form.opcode)
     if kind is Kind.ALU and not form.register and plain is not None:
@@ -139,6 +143,11 @@ def _row(form: isa.Form) -> _Row:
             plain = plain._replace(imm=frozenset(range(form.width)))
         elif form.op in (AluOp.DIV, AluOp.MOD):
             plain = plain._replace(imm=frozenset())
+    elif kind is Kind.CALL:  # of a helper
+        plain = isa.Plain(0, CallSrc.HELPER, _ZERO_ONLY, None)
+    elif kind is Kind.ATOMIC and isinstance(form.imm, frozenset):
+        # What is fetched goes to the source register, which is not r10 then.
+        plain = isa.Plain(isa.FRAME_POINTER, isa.FRAME_POINTER - 1, None, form.imm)
     # EXIT reads r0, and its destination field is 0; so is that of may_goto, which reads nothing.
     always = kind in _STORES or kind in (Kind.BYTE_ORDER, Kind.JUMP, Kind.EXIT)
     return _Row(

@@ -142,10 +142,8 @@ def code_reference(step: Step) -> int | None:
 def _callbacks(structure: Structure) -> frozenset[int]:
     return frozenset(
         structure.function_of[target]
-        for step in structure.steps
-        if step is not None
-        and (target := code_reference(step)) is not None
-        and 0 <= target < len(structure.function_of)
+        for step in structure.of_kind(Kind.LOAD_IMM64)
+        if (target := code_reference(step)) is not None and 0 <= target < len(structure.function_of)
     )
 
 
@@ -159,11 +157,9 @@ def calls_back(step: Step) -> bool:
 def _callers(structure: Structure, callbacks: frozenset[int]) -> dict[int, frozenset[int]]:
     """The functions that call each function, themselves or through a helper."""
     found: dict[int, set[int]] = {index: set() for index in range(len(structure.functions))}
-    for step in structure.steps:
-        if step is None:
-            continue
+    for step in structure.of_kind(Kind.CALL):
         own = structure.function_of[step.pc]
-        if step.kind is Kind.CALL and step.src == CallSrc.LOCAL:
+        if step.src == CallSrc.LOCAL:
             found[structure.function_of[step.target]].add(own)
         elif calls_back(step):
             # Which callback it calls is not asked: an address may come from another function.

@@ -116,10 +116,12 @@ class _Function:
             numbers |= after[2]
             slot_numbers |= after[3]
         for step in reversed(block.steps):
-            pc = step.pc
-            if step.kind in _PLAIN:
-                numbers = numbers_before(step, pointers[pc], numbers)
-                registers = registers & ~step.writes | step.reads
+            pc, kind = step.pc, step.kind
+            if kind in _PLAIN:
+                reads, writes = step.reads, step.writes
+                if kind is not _ALU or numbers & writes or pointers[pc] & reads:
+                    numbers = numbers_before(step, pointers[pc], numbers)
+                registers = registers & ~writes | reads
                 entry[pc] = _new(Live, (registers, slots, numbers, slot_numbers))
                 continue
             live = self._before(step, registers, slots, numbers, slot_numbers)

@@ -84,6 +84,7 @@ class _Run(NamedTuple):
 def _runs(structure: Structure, start: int) -> dict[int, _Run]:
     """What can be reached of a function, by the first pc of each run."""
     runs: dict[int, _Run] = {}
+    checkpoints = structure.checkpoints
     work = [start]
     while work:
         pc = first = work.pop()
@@ -92,13 +93,24 @@ def _runs(structure: Structure, start: int) -> dict[int, _Run]:
         pcs = []
         while True:
             pcs.append(pc)
-            successors = structure.successors(structure.step(pc))
-            if len(successors) != 1 or successors[0] in structure.checkpoints:
-                break
-            pc = successors[0]
+            step = structure.steps[pc]
+            assert step is not None, "targets are checked to be instructions"
+            if step.kind in _PARTING:
+                successors = structure.successors(step)
+                if len(successors) != 1 or successors[0] in checkpoints:
+                    break
+                pc = successors[0]
+            else:
+                pc = step.following
+                if pc in checkpoints:
+                    successors = (pc,)
+                    break
         runs[first] = _Run(tuple(pcs), successors)
         work.extend(successors)
     return runs
+
+
+_PARTING = frozenset({Kind.JUMP, Kind.JUMP_ALWAYS, Kind.EXIT})
 
 
 def _back_edges(runs: dict[int, _Run], start: int) -> list[tuple[int, int]]:

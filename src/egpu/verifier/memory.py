@@ -45,10 +45,18 @@ _PARAMETER = Source.PARAMETER
 def load(setting: Setting, recorder: Recorder, state: State, step: Step) -> None:
     """LDX, zero- or sign-extending."""
     registers = state.frames[-1].registers
-    base = checks.dereferenced(setting, registers[step.src], step.src, _READ)
-    recorder.seen(step.pc, step.src, base, len(state.frames) - 1, step.off)
-    pointer = base.at(step.off)
-    size = step.width // 8
+    base, size = registers[step.src], step.width // 8
+    depth = len(state.frames) - 1
+    if type(base) is Pointer and recorder.has_seen(step.pc, step.src, base, depth):
+        pointer = base.at(step.off)
+    else:
+        base = checks.dereferenced(setting, base, step.src, _READ)
+        recorder.seen(step.pc, step.src, base, depth, step.off)
+        pointer = base.at(step.off)
+        if pointer.region is not _CONTEXT:
+            checks.in_bounds(setting, pointer, size)
+            checks.aligned(setting, pointer, size, _READ)
+            _note_place(setting, recorder, state, pointer)
     value: Scalar | Pointer
     if pointer.region is _CONTEXT:
         found = checks.context_field(setting, pointer, size)
@@ -57,13 +65,19 @@ def load(setting: Setting, recorder: Recorder, state: State, step: Step) -> None
             recorder.parameters.add(int(found.detail))
         value = _field_value(found, pointer.offset - found.offset, size)
     else:
-        checks.in_bounds(setting, pointer, size)
-        checks.aligned(setting, pointer, size, _READ)
-        value = _loaded(setting, recorder, state, pointer, size)
+        value = _loaded(setting, state, pointer, size)
     if step.kind is _LOAD_SIGNED:
         number = checks.scalar(setting, value, step.src, "sign-extending load of a pointer")
         value = S64.sign_extend(number, step.width)
     registers[step.dst] = value
+
+
+def _note_place(setting: Setting, recorder: Recorder, state: State, pointer: Pointer) -> None:
+    """What the facts say of memory that is reached."""
+    if pointer.region is _MAP_VALUE:
+        recorder.maps.add(pointer.owner)
+    elif pointer.region is _STACK:
+        touch_stack(setting, recorder, state, pointer)
 
 
 def _field_value(found: Field, skipped: int, size: int) -> Scalar:
@@ -74,13 +88,10 @@ def _field_value(found: Field, skipped: int, size: int) -> Scalar:
     return ANY[8 * size]
 
 
-def _loaded(
-    setting: Setting, recorder: Recorder, state: State, pointer: Pointer, size: int
-) -> Scalar | Pointer:
+def _loaded(setting: Setting, state: State, pointer: Pointer, size: int) -> Scalar | Pointer:
     if pointer.region is _STACK:
-        return _loaded_from_stack(setting, recorder, state, pointer, size)
+        return _loaded_from_stack(state, pointer, size)
     if pointer.region is _MAP_VALUE:
-        recorder.maps.add(pointer.owner)
         constant = _known_content(setting, pointer, size)
         if constant is not None:
             return S64.constant(constant)
@@ -103,10 +114,7 @@ def touch_stack(setting: Setting, recorder: Recorder, state: State, pointer: Poi
     recorder.stack(function, checks.span(pointer)[0])
 
 
-def _loaded_from_stack(
-    setting: Setting, recorder: Recorder, state: State, pointer: Pointer, size: int
-) -> Scalar | Pointer:
-    touch_stack(setting, recorder, state, pointer)
+def _loaded_from_stack(state: State, pointer: Pointer, size: int) -> Scalar | Pointer:
     frame = state.frames[pointer.owner]
     if pointer.variable is None:
         place = pointer.offset
@@ -129,19 +137,24 @@ def _is_caller(state: State, pointer: Pointer) -> bool:
 def store(setting: Setting, recorder: Recorder, state: State, step: Step) -> None:
     """ST and STX."""
     registers = state.frames[-1].registers
-    base = checks.dereferenced(setting, registers[step.dst], step.dst, _WRITE)
-    recorder.seen(step.pc, step.dst, base, len(state.frames) - 1, step.off)
-    pointer = base.at(step.off)
-    size = step.width // 8
-    checks.in_bounds(setting, pointer, size)
-    checks.aligned(setting, pointer, size, _WRITE)
+    base, size = registers[step.dst], step.width // 8
+    depth = len(state.frames) - 1
+    if type(base) is Pointer and recorder.has_seen(step.pc, step.dst, base, depth):
+        pointer = base.at(step.off)
+    else:
+        base = checks.dereferenced(setting, base, step.dst, _WRITE)
+        recorder.seen(step.pc, step.dst, base, depth, step.off)
+        pointer = base.at(step.off)
+        checks.in_bounds(setting, pointer, size)
+        checks.aligned(setting, pointer, size, _WRITE)
+        _note_place(setting, recorder, state, pointer)
     value: Scalar | Pointer = step.constant
     if step.kind is _STORE_REG:
         value = checks.initialised(setting, linked(state, state.frame, step.src), step.src)
     if pointer.region is not _STACK:
-        checks.scalar(setting, value, step.src, f"store to {pointer.region.value} leaks a pointer")
-        if pointer.region is _MAP_VALUE:
-            recorder.maps.add(pointer.owner)
+        if type(value) is not Scalar:
+            what = f"store to {pointer.region.value} leaks a pointer"
+            checks.scalar(setting, value, step.src, what)
         return
     if isinstance(value, Pointer) and (size < SLOT or pointer.variable is not None):
         raise Refusal(
@@ -156,7 +169,6 @@ def store(setting: Setting, recorder: Recorder, state: State, step: Step) -> Non
             f"a pointer to a {_PASSING[value.region]} is stored in the stack of a calling function",
             hint="give the function what it points to",
         )
-    touch_stack(setting, recorder, state, pointer)
     if size < SLOT or pointer.variable is not None:
         checks.stack_writable(state, pointer, size)  # a whole slot cuts nothing
     frame = state.frames[pointer.owner]
@@ -199,10 +211,8 @@ def atomic(setting: Setting, recorder: Recorder, state: State, step: Step) -> No
         checks.scalar(setting, registers[0], 0, "compared value leaks a pointer")
     checks.in_bounds(setting, pointer, size)
     checks.aligned(setting, pointer, size, Access.ATOMIC)
-    if pointer.region is _MAP_VALUE:
-        recorder.maps.add(pointer.owner)
+    _note_place(setting, recorder, state, pointer)
     if pointer.region is _STACK:
-        touch_stack(setting, recorder, state, pointer)
         checks.stack_readable(state, pointer, size)
         frame = state.frames[pointer.owner]
         if pointer.variable is None:

@@ -28,6 +28,7 @@ from egpu.verifier.verified import Operand, Region, Rmw, Uniformity
 _Text = Callable[[Setting, Operand, int], str]
 # Where grids and blocks have one dimension these are all indices that differ.
 _LINE = frozenset({"thread_x", "block_x"})
+_MAPS = frozenset({Region.MAP_VALUE, Region.MAP_POINTER, Region.INNER_MAP})
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,11 @@ class _Write:
         return kind is Kind.ATOMIC or (kind is Kind.CALL and not self.value)
 
 
+_WRITING = Kind.STORE_REG, Kind.STORE_IMM, Kind.ATOMIC, Kind.CALL
+
+
 def _writes(known: Known) -> Iterator[_Write]:
-    for step in known.setting.structure.steps:
-        if step is None:
-            continue
+    for step in known.setting.structure.of_kind(*_WRITING):
         register, value = step.dst, 0
         if step.kind is Kind.CALL and step.src == CallSrc.HELPER and step.imm in HELPERS:
             arguments = HELPERS[step.imm].args
@@ -111,12 +113,12 @@ def _writes(known: Known) -> Iterator[_Write]:
                 register = arguments.index(Arg.ATOMIC_U64) + 1
             else:
                 continue
-        elif step.kind not in (Kind.STORE_REG, Kind.STORE_IMM, Kind.ATOMIC):
+        elif step.kind is Kind.CALL:
             continue
         target = known.frames.operand(step.pc, register)
         if target is None or _per_thread(known.setting, target):
             continue
-        if target.regions & {Region.MAP_VALUE, Region.MAP_POINTER, Region.INNER_MAP}:
+        if target.regions & _MAPS:
             yield _Write(step, register, target, value)
 
 

@@ -28,11 +28,12 @@ _STORES = frozenset({Kind.STORE_IMM, Kind.STORE_REG})
 
 def recognise(setting: Setting, liveness: Liveness, recorder: Recorder) -> dict[int, Rmw]:
     """The read-modify-writes on per-SM maps by the pc of their store."""
-    found = {}
-    for pc, step in enumerate(setting.structure.steps):
-        if step is None or step.kind not in (Kind.LOAD, Kind.LOAD_SIGNED):
-            continue
-        operand = recorder.operands.get((pc, step.src))
+    found: dict[int, Rmw] = {}
+    kinds = [traits(spec.type) for spec in setting.program.maps]
+    if not any(kind.per_sm or kind.per_thread for kind in kinds):
+        return found
+    for step in setting.structure.of_kind(Kind.LOAD, Kind.LOAD_SIGNED):
+        operand = recorder.operands.get((step.pc, step.src))
         if _per_sm(setting, operand) and step.width in (32, 64):
             match = _Match(setting, liveness, recorder, step).run()
             if match is not None:

@@ -32,8 +32,8 @@ def level_of(setting: Setting) -> Level:
 
 def helper_calls(setting: Setting) -> Iterator[tuple[Step, Helper]]:
     """Every call of a helper that egpu knows."""
-    for step in setting.structure.steps:
-        if step is not None and step.kind is Kind.CALL and step.src == CallSrc.HELPER:
+    for step in setting.structure.of_kind(Kind.CALL):
+        if step.src == CallSrc.HELPER:
             helper = HELPERS.get(step.imm)
             if helper is not None:
                 yield step, helper
@@ -105,7 +105,7 @@ def _ring(setting: Setting, cost: Cost) -> Iterator[Refusal]:
 
 
 def _atomics(setting: Setting, alive: Liveness, facts: Facts, cost: Cost) -> Iterator[Refusal]:
-    steps = [s for s in setting.structure.steps if s is not None and s.kind is Kind.ATOMIC]
+    steps = setting.structure.of_kind(Kind.ATOMIC)
     if cost.atomics > setting.limits.atomics:
         calls = [step for step, helper in helper_calls(setting) if helper.atomics]
         yield Refusal(

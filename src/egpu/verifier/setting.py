@@ -11,7 +11,7 @@ from egpu.bpf.prints import PrintCall
 from egpu.bpf.program import AttachKind, MapSpec, Program
 from egpu.verifier.report import Refusal
 from egpu.verifier.scalar import Scalar
-from egpu.verifier.state import Pointer
+from egpu.verifier.state import Pointer, Value
 from egpu.verifier.structure import Structure
 from egpu.verifier.verified import Operand, Policy, Region
 
@@ -176,14 +176,21 @@ class Recorder:
         self.prints[pc] = PrintSeen(before.format, texts, before.others)
         return self.prints[pc].call()
 
+    def has_seen(self, pc: int, register: int, value: Value, frame: int) -> bool:
+        """Whether ``register`` held the same when the walk last came to this instruction.
+
+        What an instruction asks of this register alone, it has then answered: walks that end in a
+        refusal keep no recorder."""
+        return self.last.get((pc, register)) == (value, frame)
+
     def seen(
         self, pc: int, register: int, value: Scalar | Pointer, frame: int, offset: int = 0
     ) -> None:
         """``register`` holds ``value`` at an instruction of frame number ``frame``."""
         key, now = (pc, register), (value, frame)
         if self.last.get(key) != now:  # most often it is as it was before
-            self.last[key] = now
             self.operand(pc, register, operand_of(value, frame, offset))
+            self.last[key] = now
 
     def stack(self, function: int, lowest: int) -> None:
         """``function``'s frame is touched down to offset ``lowest``."""

@@ -7,7 +7,7 @@ eight deep.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from egpu.bpf import isa
@@ -21,6 +21,7 @@ __all__ = ["Step", "Structure", "analyse", "code_reference", "map_reference"]
 
 # Looking a member up in its class takes longer than comparing with it.
 _CALL, _EXIT, _JUMP, _JUMP_ALWAYS = Kind.CALL, Kind.EXIT, Kind.JUMP, Kind.JUMP_ALWAYS
+_STRAIGHT = frozenset(Kind) - {_CALL, _EXIT, _JUMP, _JUMP_ALWAYS, Kind.LOAD_IMM64}
 _LOAD_IMM64, _LOCAL = Kind.LOAD_IMM64, int(CallSrc.LOCAL)
 
 
@@ -31,7 +32,7 @@ class Structure:
     ``steps`` by pc (None in the second slot of LD_IMM64); ``functions`` as (first pc, end pc) in
     order; ``function_of`` the index of the function of each pc; ``callees`` per function;
     ``order`` the functions with every callee before its callers; ``checkpoints`` the pcs at which
-    exploration compares states.
+    exploration compares states; ``by_kind`` the instructions of each kind.
     """
 
     steps: tuple[Step | None, ...]
@@ -40,6 +41,13 @@ class Structure:
     callees: tuple[frozenset[int], ...]
     order: tuple[int, ...]
     checkpoints: frozenset[int]
+    by_kind: Mapping[Kind, list[Step]]
+
+    def of_kind(self, *kinds: Kind) -> list[Step]:
+        """The instructions of some kinds, in order."""
+        if len(kinds) == 1:
+            return self.by_kind.get(kinds[0], [])
+        return sorted(step for kind in kinds for step in self.by_kind.get(kind, ()))
 
     def step(self, pc: int) -> Step:
         step = self.steps[pc]
@@ -73,11 +81,17 @@ def analyse(program: Program, policy: Policy) -> Structure:
     starts = {start: index for index, (start, _) in enumerate(functions)}
     callees: list[set[int]] = [set() for _ in functions]
     checkpoints: set[int] = set()
+    by_kind: dict[Kind, list[Step]] = {kind: [] for kind in Kind}
+    end = 0
     for pc, step in enumerate(steps):
         if step is None:
             continue
         kind = step.kind
-        end = functions[function_of[pc]][1]
+        by_kind[kind].append(step)
+        if pc >= end:
+            end = functions[function_of[pc]][1]
+        if kind in _STRAIGHT and step.following < end:
+            continue
         if kind is _CALL and step.src == _LOCAL:
             if step.target not in starts:
                 raise Refusal(
@@ -115,6 +129,7 @@ def analyse(program: Program, policy: Policy) -> Structure:
         tuple(frozenset(called) for called in callees),
         _order(functions, callees),
         frozenset(checkpoints),
+        by_kind,
     )
     if policy is not Policy.EXECUTOR:
         _check_reachable(structure)

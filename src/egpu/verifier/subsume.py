@@ -61,7 +61,7 @@ def _scalar_covers(old: Scalar, new: Scalar, links: _Links) -> bool:
         other = new.link or -old.link
         if not links.match(old.link, other):
             return False
-    return old[:10] == new[:10] or covers(old, new)
+    return old is new or covers(old, new)
 
 
 def _value_covers(old: Value, new: Value, links: _Links, matters: bool) -> bool:
@@ -103,8 +103,6 @@ def _byte_covers(old: Slot, new: Slot, at: int, matters: bool) -> bool:
 
 
 def _slot_covers(old: Slot, new: Slot, links: _Links, matters: bool) -> bool:
-    if old is new:
-        return all(_value_covers(s.value, s.value, links, matters) for s in old.spills)
     followed = SPILL if matters else -1
     for spill in old.spills:
         if not matters and isinstance(spill.value, Scalar):
@@ -123,24 +121,40 @@ def _slot_covers(old: Slot, new: Slot, links: _Links, matters: bool) -> bool:
     )
 
 
+def _linked(value: Scalar | Pointer) -> bool:
+    """Whether a value has a link, so that what it shares it with matters too."""
+    return bool(value[10] if type(value) is Scalar else value[4] or value[5])
+
+
+def _slot_linked(slot: Slot) -> bool:
+    for spill in slot.spills:  # noqa: SIM110 - any() takes three times as long
+        if _linked(spill.value):
+            return True
+    return False
+
+
 def _frame_covers(old: Frame, new: Frame, live: Live, links: _Links) -> bool:
     if old.call_site != new.call_site:
         return False
     registers, slots, numbers, slot_numbers = live
     mine, theirs = old.registers, new.registers
     for index in _MEMBERS[registers]:
-        value = mine[index]
-        # None: the old way never read it.
-        if value is not None and not _value_covers(
-            value, theirs[index], links, bool(numbers >> index & 1)
+        value, other = mine[index], theirs[index]
+        if (
+            value is not None  # the old way read it
+            and (value is not other or _linked(value))
+            and not _value_covers(value, other, links, bool(numbers >> index & 1))
         ):
             return False
     if slots:
         others = new.slots
         for number, slot in old.slots.items():
             place = 2 * (-1 - number)
-            if slots >> place & 3 and not _slot_covers(
-                slot, others.get(number, EMPTY_SLOT), links, bool(slot_numbers >> place & 3)
+            if not slots >> place & 3:
+                continue
+            same = others.get(number, EMPTY_SLOT)
+            if (slot is not same or _slot_linked(slot)) and not _slot_covers(
+                slot, same, links, bool(slot_numbers >> place & 3)
             ):
                 return False
     return True

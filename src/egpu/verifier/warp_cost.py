@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from egpu.verifier.cost import COST_FIELDS, Spent, meter_of, spends, times
-from egpu.verifier.counters import Counting, Meter
+from egpu.verifier.counters import Counting
 from egpu.verifier.structure import Structure
 from egpu.verifier.verified import Cost, Uniformity
 
@@ -25,11 +25,14 @@ def warp_cost(
     thread = spent & COST_FIELDS
     most = Spent(times(thread, _LANES)).public()
     total = thread
-    sums: dict[Meter, int] = {}
+    sums = [0] * len(counting.meters)
+    steps, meter_at = structure.steps, counting.meter
     for pc in uniformity.control:
-        meter = counting.meter(pc)
-        sums[meter] = sums.get(meter, 0) + spends(structure.step(pc))
-    for meter, once in sums.items():
+        meter, step = meter_at(pc), steps[pc]
+        assert step is not None, "control comes to instructions"
+        sums[meter.number] += spends(step)
+    for meter in counting.meters.values():
+        once = sums[meter.number]
         number = meter_of(spent, meter.number)
         apart = meter.nested and uniformity.control_varies(meter.pc)
         total += times(once, number * (_LANES if apart else 1))
