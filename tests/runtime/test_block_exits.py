@@ -40,6 +40,15 @@ def test_missed_blocks_are_said(monkeypatch):
     assert note.startswith("kretprobe.block missed blocks: ")
 
 
+def test_the_cost_is_that_of_what_runs():
+    done = egpu("verify", PROGRAM, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row for row in json.loads(done.stdout)["programs"]}
+    assert rows["leave"]["cost"]["atomics"] > rows["enter"]["cost"]["atomics"]
+    assert rows["leave"]["cost"]["instructions"] > rows["leave"]["instructions"]
+    assert rows["enter"]["cost"]["instructions"] <= rows["enter"]["instructions"]
+
+
 def test_a_real_gpu_asks_for_hash_maps():
     with pytest.raises(UnsupportedError, match=r"kretprobe\.block.*--hash-maps"):
         run(["true"], programs=PROGRAM)

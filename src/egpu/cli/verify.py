@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from egpu.bpf.own_maps import with_own_maps
 from egpu.cli.output import (
     btf_option,
     control_option,
@@ -93,10 +94,10 @@ def command(
 
 
 def _verdict(program: Program, policy: Policy, limits: Limits) -> Verdict:
-    from egpu.verifier import verify  # noqa: PLC0415
+    from egpu.session.arrivals import verify_all  # noqa: PLC0415
 
     try:
-        verified = verify(program, policy=policy, limits=limits)
+        (verified,) = verify_all((with_own_maps(program),), policy, limits)
     except VerifierError as error:
         return Verdict(program, None, None, error)
     budget = verified.facts.budget

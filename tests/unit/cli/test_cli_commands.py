@@ -237,7 +237,7 @@ def test_verify_says_why_not(run, monkeypatch):
             "too bad", rule="P2", program=program.name, pc=3, hint="do better", path=("0: r0 = 1",)
         )
 
-    monkeypatch.setattr("egpu.verifier.verify", refuse)
+    monkeypatch.setattr("egpu.session.arrivals.verify", refuse)
     code, out, _ = run("verify", COUNT, "--path")
     assert code == 1
     assert (
