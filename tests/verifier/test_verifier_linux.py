@@ -5,12 +5,14 @@ The running kernel is asked by bpf(2); where that is not permitted, its recorded
 
 from pathlib import Path
 
+import budget_programs
 import callback_programs
 import differential
 import linux_oracle
 import oracle_programs
 import pytest
 from differential import (
+    BUDGET_MUTANTS,
     CALLBACK_MUTANTS,
     MUTANTS,
     NO_LEAK,
@@ -23,6 +25,7 @@ from differential import (
 from verifier_programs import ROOT, has_conformance
 
 from egpu.bpf.asm import assemble, disassemble
+from egpu.verifier import Limits, verify
 
 LISTED = Path(__file__).with_name("false_rejects.txt")
 COUNTED = Path(__file__).with_name("counted.bpf.c")
@@ -112,6 +115,49 @@ def test_callbacks(mode):
     changed = compare(differential.changed_callbacks(mode), mode)
     assert shown(changed) == []
     assert len(changed.both) > CALLBACK_MUTANTS[mode] / 50
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_budgets(mode):
+    """may_goto and bpf_loop as Linux has them."""
+    outcome = compare(differential.budgeted(), mode)
+    assert shown(outcome) == []
+    assert outcome.excused == []
+    assert set(outcome.both) == {f"budgets/{name}" for name in budget_programs.LINUX_TOO}
+    changed = compare(differential.changed_budgets(mode), mode)
+    assert shown(changed) == []
+    assert len(changed.both) > BUDGET_MUTANTS[mode] / 15
+
+
+@pytest.mark.long
+@needs_kernel
+@pytest.mark.timeout(1200)
+def test_budgets_that_are_ours_alone(request):
+    """Linux walks each of these for half a minute before it gives up."""
+    if "long" not in (request.config.getoption("markexpr") or ""):
+        pytest.skip("the long run: pytest -m long")
+    outcome = compare(differential.budgeted(budget_programs.OURS_ALONE))
+    assert shown(outcome) == []
+    names = {f"budgets/{name}" for name in budget_programs.OURS_ALONE}
+    assert dict(outcome.excused) == dict.fromkeys(names, BUDGETED)
+
+
+def test_the_exception_for_budgets_covers_nothing_else():
+    """Not what may_goto or bpf_loop bound, nor what has no budget."""
+    for name, text in budget_programs.LINUX_TOO.items():
+        case = bare(name, assemble(text), budget_programs.SIZE)
+        assert not differential.budget_alone(case, SHORT), name
+    for name, text in budget_programs.OURS_ALONE.items():
+        case = bare(name, assemble(text), budget_programs.SIZE)
+        assert differential.budget_alone(case, SHORT), name
+    for case in differential.callbacks():
+        if case.ours() is None:
+            budget = verify(case.program, memory_size=case.size).facts.budget
+            assert budget is None or not budget.loops, case.name
+
+
+SHORT = Limits(cost=2_000)
+BUDGETED = "loops that count to a number that is not known"
 
 
 @needs_kernel
