@@ -73,7 +73,15 @@ def list_command(*, as_json: bool) -> None:
 @json_option
 def dump(*, reference: str, as_json: bool) -> None:
     """Print every entry, of one snapshot."""
+    from egpu.bpf.maptypes import MapType  # noqa: PLC0415
+
     found = _open(reference).contents()
+    if found.spec.type is MapType.BLOOM_FILTER:
+        raise InputError(
+            "a Bloom filter cannot list what is in it",
+            where=f"map {reference}",
+            hint="`egpu map peek` asks for a value",
+        )
     copies = [_rows(found, number) for number in range(len(found.copies))]
     if as_json:
         contexts = [[{"key": plain(key), name: plain(value)} for key, name, value in copy]
@@ -161,6 +169,52 @@ def delete(*, reference: str, key: str) -> None:
     if isinstance(wanted, str) and _indexed(opened):
         raise InputError("global variables have no deletion", where=f"map {reference}")
     opened.delete(wanted)
+
+
+@command.command("push", cls=_Numbers)
+@reference_argument
+@click.argument("value")
+@click.option("--exist", is_flag=True, help="A full one gives up its oldest value.")
+def push(*, reference: str, value: str, exist: bool) -> None:
+    """Push VALUE to a queue, stack or Bloom filter of a running session."""
+    from egpu.maps import UpdateFlag  # noqa: PLC0415
+
+    opened = _open(reference)
+    opened.push(_value(opened, value), UpdateFlag.EXIST if exist else UpdateFlag.ANY)
+
+
+@command.command("pop")
+@reference_argument
+@json_option
+def pop(*, reference: str, as_json: bool) -> None:
+    """Take the next value of a queue or stack, and print it; exit code 1 if there is none."""
+    _print_value(_open(reference).pop(), as_json=as_json)
+
+
+@command.command("peek", cls=_Numbers)
+@reference_argument
+@click.argument("value", required=False)
+@json_option
+def peek(*, reference: str, value: str | None, as_json: bool) -> None:
+    """Print the value that would be popped next; of a Bloom filter, whether VALUE may be in it."""
+    from egpu.bpf.maptypes import MapType, traits  # noqa: PLC0415
+
+    opened = _open(reference)
+    if opened.spec.type is MapType.BLOOM_FILTER:
+        if value is None:
+            raise click.UsageError("a Bloom filter is asked for a VALUE")
+        _print_value(_value(opened, value) in opened, as_json=as_json)
+        return
+    if value is not None or not traits(opened.spec.type).keyless:
+        raise click.UsageError(f"{reference} is a {opened.spec.type.name}: see get and dump")
+    _print_value(opened.peek(), as_json=as_json)
+
+
+def _print_value(value: object, *, as_json: bool) -> None:
+    if as_json:
+        _json("value/1", {"value": plain(value)})
+    else:
+        click.echo(shown(value))
 
 
 @command.command("freeze")

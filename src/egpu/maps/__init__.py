@@ -1,7 +1,7 @@
 """Shared state of probes and people: bytes on the device, memory, Python views, ring buffers."""
 
 from egpu.maps.changes import Changes, MapHost, UpdateFlag, Values
-from egpu.maps.contents import Contents, contents_of, pack, unpack
+from egpu.maps.contents import Contents, contents_of, contents_of_pushed, pack, unpack
 from egpu.maps.hash_view import HashView
 from egpu.maps.layout import (
     ArenaLayout,
@@ -14,6 +14,7 @@ from egpu.maps.layout import (
 from egpu.maps.memory import HostArena, RingControl, Snapshot, ring_controls
 from egpu.maps.outer_view import OuterView
 from egpu.maps.pushed_view import BloomView, QueueView
+from egpu.maps.pushes import Pushes, PushHost
 from egpu.maps.ringbuf import Batch, RingCounts, RingReader
 from egpu.maps.thread_view import ThreadView
 from egpu.maps.view import MapCopy, MapView, summable
@@ -31,6 +32,8 @@ __all__ = [
     "MapPlace",
     "MapView",
     "OuterView",
+    "PushHost",
+    "Pushes",
     "QueueView",
     "RingControl",
     "RingCounts",
@@ -41,6 +44,7 @@ __all__ = [
     "UpdateFlag",
     "Values",
     "contents_of",
+    "contents_of_pushed",
     "initial_chunks",
     "pack",
     "plan",

@@ -15,6 +15,7 @@ from egpu.bpf.program import MapSpec
 from egpu.errors import InputError
 from egpu.maps.changes import Values
 from egpu.maps.hash_view import HashView
+from egpu.maps.pushed_view import BloomView, QueueView
 from egpu.maps.thread_view import ThreadView
 from egpu.maps.view import MapView, sum_rows
 
@@ -22,11 +23,14 @@ FORMAT = 1
 _NUMBERS = ("key_size", "value_size", "max_entries", "flags")
 _COUNTERS = ("full", "evicted", "busy")
 _HEAD_LIMIT = 16 << 20
+_NUMBER_SIZE = 4  # bytes of a number in a queue or stack
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A map in every context: of each its keys with a value for each slot.
+    """A map in every context: of each its keys with a value for each slot, of a queue or stack its
+    values by their number in the order of popping; of a Bloom filter, which cannot list what is in
+    it, nothing.
 
     ``counters`` are those of hash maps; ``complete``: the workload had ended and its last snapshot
     was whole; ``frozen``: it may not be changed.
@@ -57,7 +61,7 @@ class Contents:
         }
 
     def _key(self, key: bytes) -> Any:
-        if traits(self.spec.type).indexed:
+        if traits(self.spec.type).indexed or traits(self.spec.type).keyless:
             return int.from_bytes(key, "little")
         return decode(self.spec, self.spec.key_type, key)
 
@@ -91,6 +95,21 @@ def contents_of(view: MapView | HashView | ThreadView, *, complete: bool, frozen
         counters = {name: view.counter(name) for name in _COUNTERS}
     copies = tuple(dict(copy.raw_entries()) for copy in view.copies() or (view,))
     return Contents(view.spec, copies, counters, complete, frozen)
+
+
+def contents_of_pushed(view: QueueView | BloomView, *, frozen: bool) -> Contents:
+    """What a queue, stack or Bloom filter has now; before there is a context, what the first will
+    begin with."""
+    copies: tuple[dict[bytes, Values], ...] = ()
+    if isinstance(view, QueueView):
+        copies = tuple(
+            {
+                number.to_bytes(_NUMBER_SIZE, "little"): (value,)
+                for number, value in enumerate(copy.raw_values())
+            }
+            for copy in view.copies() or (view,)
+        )
+    return Contents(view.spec, copies, {}, complete=False, frozen=frozen)
 
 
 def pack(contents: Contents) -> bytes:
@@ -160,7 +179,8 @@ def _spec(head: Mapping[str, Any]) -> MapSpec:
 def _copies(
     head: Mapping[str, Any], spec: MapSpec, data: bytes
 ) -> Iterator[list[tuple[bytes, Values]]]:
-    at, key_size, size = 0, spec.key_size, spec.value_size
+    key_size = _NUMBER_SIZE if traits(spec.type).keyless else spec.key_size
+    at, size = 0, spec.value_size
     for count, slots in head["copies"]:
         stride = key_size + slots * size
         if count < 0 or slots < 0 or len(data) - at < count * stride:

@@ -23,6 +23,7 @@ from egpu.maps import (
     MapHost,
     MapView,
     OuterView,
+    PushHost,
     QueueView,
     RingReader,
     Snapshot,
@@ -34,9 +35,9 @@ from egpu.maps import (
 )
 from egpu.maps.layout import ARENA_HEADER
 from egpu.session.assemble import Assembler
-from egpu.session.host_maps import HostMap
 from egpu.session.initial import InitialContents
 from egpu.session.operators import Operators
+from egpu.session.pushed_maps import PushedMap
 from egpu.session.stacks import StackView
 from egpu.session.writer import ArenaWriter
 
@@ -181,7 +182,7 @@ def _gone(pid: int) -> bool:
 
 
 def view_of(
-    spec: MapSpec, copies: Callable[[], tuple[MapCopy, ...]], host: MapHost
+    spec: MapSpec, copies: Callable[[], tuple[MapCopy, ...]], host: MapHost, pusher: PushHost
 ) -> MapView | HashView | ThreadView | QueueView | BloomView:
     """The view of a map that is no ring."""
     if traits(spec.type).hashed:
@@ -189,9 +190,9 @@ def view_of(
     if traits(spec.type).per_thread:
         return ThreadView(spec, copies, host)
     if traits(spec.type).storage is Storage.DEQUE:
-        return QueueView(spec, copies)
+        return QueueView(spec, copies, pusher)
     if traits(spec.type).storage is Storage.BLOOM:
-        return BloomView(spec, copies)
+        return BloomView(spec, copies, pusher)
     return MapView(spec, copies, host)
 
 
@@ -223,7 +224,8 @@ class Maps(Mapping[str, "View"]):
         if traits(spec.type).storage is Storage.STACKS:
             return StackView(spec, self._arenas.stacks)
         copies = partial(self._arenas.copies, index)
-        return view_of(spec, copies, HostMap(self._arenas, index))
+        host = PushedMap(self._arenas, index)
+        return view_of(spec, copies, host, host)
 
     def rings(self) -> tuple[Ring, ...]:
         """Every ring map."""

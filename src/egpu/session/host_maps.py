@@ -57,7 +57,7 @@ class HostMap:
             if targets is None:
                 initial = self._arenas.initial
                 return [initial.update(self._index, key, values, flag) for key, values in rows]
-            results = _worst(
+            results = worst(
                 [self._update(arena, number, rows, flag) for number, arena in targets], len(rows)
             )
             if self._only is None:
@@ -76,7 +76,7 @@ class HostMap:
                 return [initial.delete(index, key) for key in keys]
             self._need_deletions()
             operations = [self._arenas.operators.delete(index, key) for key in keys]
-            results = _worst([self._operate(arena, operations) for _, arena in targets], len(keys))
+            results = worst([self._operate(arena, operations) for _, arena in targets], len(keys))
             if self._only is None:
                 for key in keys:
                     initial.delete(index, key)
@@ -179,11 +179,13 @@ class HostMap:
                 return [WriteRow(place.offset + key * place.entry_stride, values[0])]
 
     def _operate(self, arena: Arena, operations: Sequence[bytes]) -> list[int]:
+        results = arena.writer.operate(self._index, self._image(arena), operations)
+        return [-result for result in results]
+
+    def _image(self, arena: Arena) -> Callable[[], bytes]:
+        """What makes the operator's image when it is needed."""
         operators, index = self._arenas.operators, self._index
-        image: Callable[[], bytes] = lambda: operators.image(  # noqa: E731 - made when needed
-            index, arena.layout, arena.device
-        )
-        return [-result for result in arena.writer.operate(index, image, operations)]
+        return lambda: operators.image(index, arena.layout, arena.device)
 
     def _need_deletions(self) -> None:
         if not self._arenas.operators.deletes(self._index):
@@ -195,6 +197,6 @@ class HostMap:
             )
 
 
-def _worst(results: Sequence[Sequence[int]], count: int) -> list[int]:
+def worst(results: Sequence[Sequence[int]], count: int) -> list[int]:
     """For each row the first error that a context gave."""
     return [next((each[row] for each in results if each[row]), 0) for row in range(count)]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from egpu.bpf.maptypes import Storage, traits
+from egpu.bpf.maptypes import MapType, Storage, bloom_bits, traits
+from egpu.bpf.mixing import bloom_places
 from egpu.bpf.program import MapSpec
 from egpu.maps import ArenaLayout, MapPlace, UpdateFlag, Values
+from egpu.maps.layout import BLOOM_CONTROL_SIZE
 from egpu.session.operators import Operators
 
 
@@ -20,6 +23,8 @@ class InitialContents:
         """``known`` is what they begin with, which becomes this object's own."""
         self._maps = tuple(maps)
         self._set = [{} for _ in maps] if known is None else list(known)
+        self._pushed: list[deque[bytes]] = [deque() for _ in maps]
+        self._bits: dict[int, bytearray] = {}  # of Bloom filters to which something was pushed
 
     def of(self, index: int) -> Mapping[bytes, Values]:
         """What was set in map ``index``."""
@@ -52,6 +57,48 @@ class InitialContents:
             return errno.EINVAL
         return 0 if self._set[index].pop(key, None) is not None else errno.ENOENT
 
+    def push(self, index: int, value: bytes, flag: UpdateFlag) -> int:
+        """Push to a map without keys; 0 or the error number (Linux: queue_stack_map_push_elem,
+        bloom_map_push_elem)."""
+        spec, known = self._maps[index], self._pushed[index]
+        if traits(spec.type).storage is Storage.BLOOM:
+            if flag is not UpdateFlag.ANY:
+                return errno.EINVAL
+            bits, each = bloom_bits(spec.max_entries, spec.extra)
+            filled = self._bits.setdefault(index, bytearray(bits // 8))
+            for place in bloom_places(value, bits, each):
+                filled[place >> 3] |= 1 << (place & 7)
+            return 0
+        if flag is UpdateFlag.NOEXIST:
+            return errno.EINVAL
+        if len(known) >= spec.max_entries:
+            if flag is not UpdateFlag.EXIST:
+                return errno.E2BIG
+            known.popleft()
+        known.append(value)
+        return 0
+
+    def pop(self, index: int) -> bytes | None:
+        """Take the next value of a queue or stack; None if there is none."""
+        known = self._pushed[index]
+        if not known:
+            return None
+        return known.pop() if self._maps[index].type is MapType.STACK else known.popleft()
+
+    def pushed(self, index: int) -> tuple[bytes, ...]:
+        """Of a queue or stack its values in the order of popping, of a Bloom filter its bits."""
+        spec = self._maps[index]
+        if traits(spec.type).storage is Storage.BLOOM:
+            return (bytes(self._bits[index]),) if index in self._bits else ()
+        found = tuple(self._pushed[index])
+        return found[::-1] if spec.type is MapType.STACK else found
+
+    def give(self, index: int, other: InitialContents, place: int) -> None:
+        """Have map ``place`` of ``other`` begin with what was pushed to map ``index``."""
+        other._pushed[place] = deque(self._pushed[index])
+        if index in self._bits:
+            other._bits[place] = bytearray(self._bits[index])
+
     def patch(self, index: int, offset: int, data: bytes) -> None:
         """Set a part of the only value of a section map."""
         spec, key = self._maps[index], bytes(4)
@@ -64,10 +111,15 @@ class InitialContents:
         """What the device arena of the ``number``-th context begins with: (offset, bytes)."""
         for index, (spec, place) in enumerate(zip(self._maps, layout.places, strict=True)):
             known = self._set[index]
-            if not known:
-                continue
-            if traits(spec.type).hashed:
-                yield from operators.chunks(index, layout, list(known.items()))
+            any_ = UpdateFlag.ANY
+            if self._pushed[index]:
+                pushes = [operators.push(index, value, any_) for value in self._pushed[index]]
+                yield from operators.chunks(index, layout, pushes)
+            if index in self._bits:
+                yield place.offset + BLOOM_CONTROL_SIZE, bytes(self._bits[index])
+            if known and traits(spec.type).hashed:
+                rows = [operators.update(index, key, each[0], any_) for key, each in known.items()]
+                yield from operators.chunks(index, layout, rows)
                 continue
             for key, values in known.items():
                 yield from _element(spec, place, int.from_bytes(key, "little"), values, number)

@@ -18,6 +18,7 @@ from egpu.maps import MapCopy, MapView, OuterView, UpdateFlag, Values
 from egpu.session.arenas import Arenas, View, view_of
 from egpu.session.host_maps import HostMap
 from egpu.session.kernel_types import kernel_types
+from egpu.session.pushed_maps import PushedMap
 
 if TYPE_CHECKING:
     from egpu.session.links import Link
@@ -240,6 +241,7 @@ class Object:
             rows = list(self._arenas.initial.of(index).items())
             if rows and not spec.read_only:
                 HostMap(arenas, base + index).update(rows, UpdateFlag.ANY)
+            self._arenas.initial.give(index, arenas.initial, base + index)
         arenas.frozen |= {base + index for index in self._arenas.frozen}
 
     def bind(self, session: Session, base: int, links: Sequence[str]) -> None:
@@ -281,20 +283,18 @@ class Object:
         if traits(spec.type).storage is Storage.MAPS:
             return OuterView(spec, tuple(each.name for each in self._spec.maps))
         if spec.name not in self._views:
-            self._views[spec.name] = view_of(
-                spec,
-                lambda: self._copies(index),
-                _FollowingHost(lambda: self._host(index)),
-            )
+            host = _FollowingHost(lambda: self._host(index))
+            copies = lambda: self._copies(index)  # noqa: E731 - asked for each time
+            self._views[spec.name] = view_of(spec, copies, host, host)
         return self._views[spec.name]
 
     def _copies(self, index: int) -> tuple[MapCopy, ...]:
         arenas, base = self._now()
         return arenas.copies(base + index)
 
-    def _host(self, index: int) -> HostMap:
+    def _host(self, index: int) -> PushedMap:
         arenas, base = self._now()
-        return HostMap(arenas, base + index)
+        return PushedMap(arenas, base + index)
 
     def _now(self) -> tuple[Arenas, int]:
         """The arenas that its maps are in now, and the index of the first."""
@@ -342,9 +342,9 @@ class _ObjectMaps(Mapping[str, View]):
 
 
 class _FollowingHost:
-    """The ``maps.MapHost`` of wherever the object is now."""
+    """The ``maps.MapHost`` and ``maps.PushHost`` of wherever the object is now."""
 
-    def __init__(self, find: Callable[[], HostMap]) -> None:
+    def __init__(self, find: Callable[[], PushedMap]) -> None:
         self._find = find
 
     @property
@@ -366,5 +366,14 @@ class _FollowingHost:
     def initial(self) -> Mapping[bytes, Values]:
         return self._find().initial()
 
-    def part(self, number: int) -> HostMap:
+    def part(self, number: int) -> PushedMap:
         return self._find().part(number)
+
+    def push(self, values: Sequence[bytes], flag: UpdateFlag) -> list[int]:
+        return self._find().push(values, flag)
+
+    def pop(self) -> bytes | None:
+        return self._find().pop()
+
+    def pushed(self) -> Sequence[bytes]:
+        return self._find().pushed()

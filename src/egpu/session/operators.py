@@ -1,8 +1,8 @@
-"""Operations on hash maps from outside of kernels: the device library's own code, run on request.
+"""Operations on maps from outside of kernels: the device library's own code, run on request.
 
-An operator is an eBPF program that does one update or deletion, so it changes a table by exactly
-the protocol by which probes do.  It runs as a kernel of its own in the workload, or on this machine
-over memory that no device has yet.
+An operator is an eBPF program that does one update, deletion, push or pop, so it changes a map by
+exactly the protocol by which probes do.  It runs as a kernel of its own in the workload, or on this
+machine over memory that no device has yet.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from functools import partial
 
 from egpu.agent.twin import DeviceInfo
 from egpu.bpf.asm import assemble
-from egpu.bpf.maptypes import traits
+from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.program import Function, MapSpec, Program
 from egpu.codegen import HostArenas, HostProgram, compile_operate_ptx
 from egpu.errors import UnsupportedError
-from egpu.maps import ArenaLayout, UpdateFlag, Values
+from egpu.maps import ArenaLayout, UpdateFlag
 from egpu.maps.layout import COMMAND_SIZE, PAGE, round_up
 from egpu.session.assemble import Assembler
 from egpu.verifier import Policy, VerifiedProgram, verify
@@ -63,10 +63,29 @@ call 3
 done:
 exit
 """
+# The same for maps without keys, whose values lie where keys do.
+_PUSH, _POP = range(2)
+_PUSHES = """
+mov %r6, %r1
+ldxdw %r7, [%r6]
+ldxdw %r3, [%r6+8]
+lddw %r1, map_index {index}
+mov %r2, %r6
+add %r2, {key}
+{pops}
+call 87
+exit
+"""
+_POPS = """
+jeq %r7, 0, push
+call 88
+exit
+push:
+"""
 
 
 class Operators:
-    """The operators of a session's hash maps, made when they are first needed; thread-safe."""
+    """The operators of a session's maps, made when they are first needed; thread-safe."""
 
     def __init__(self, maps: Sequence[MapSpec], assembler: Assembler | None) -> None:
         self._maps = tuple(maps)
@@ -96,6 +115,18 @@ class Operators:
         """The operation that deletes a key."""
         return self._operation(index, _DELETE, UpdateFlag.ANY, key, b"")
 
+    def push(self, index: int, value: bytes, flag: UpdateFlag) -> bytes:
+        """The operation that pushes a value to a map without keys."""
+        return self._operation(index, _PUSH, flag, b"", value)
+
+    def pop(self, index: int) -> bytes:
+        """The operation that takes a value, which ``popped`` finds in it afterwards."""
+        return self._operation(index, _POP, UpdateFlag.ANY, b"", b"")
+
+    def popped(self, index: int, operation: bytes) -> bytes:
+        """The value that a pop left in its operation."""
+        return operation[_KEY : _KEY + self._maps[index].value_size]
+
     def deletes(self, index: int) -> bool:
         """Whether the table of map ``index`` is laid out for deletions."""
         spec = self._maps[index]
@@ -120,15 +151,15 @@ class Operators:
             return found
 
     def chunks(
-        self, index: int, layout: ArenaLayout, entries: Sequence[tuple[bytes, Values]]
+        self, index: int, layout: ArenaLayout, operations: Sequence[bytes]
     ) -> Iterator[tuple[int, bytes]]:
-        """Map ``index`` with these entries as a device arena has it: pages that are not zero."""
+        """Map ``index`` after these operations as a device arena has it: pages not all zero."""
         with self._lock:
             verified = self._program(index)
             arenas = HostArenas(verified, layout)
             with HostProgram(verified, arenas=arenas) as program:
-                for key, (value, *_) in entries:
-                    program.run(bytearray(self.update(index, key, value, UpdateFlag.ANY)))
+                for operation in operations:
+                    program.run(bytearray(operation))
         start = layout.places[index].offset
         end = min(
             (place.offset for place in layout.places if place.offset > start),
@@ -145,8 +176,13 @@ class Operators:
             key, size = _KEY, self.stride(index)
             value = key + round_up(self._maps[index].key_size, 8)
             place = partial(str.format, index=index, key=key, value=value)
-            deletions = place(_DELETIONS) if self.deletes(index) else ""
-            code = assemble(place(_TEXT, delete=deletions))
+            kind = traits(self._maps[index].type)
+            if kind.keyless:
+                pops = place(_POPS) if kind.storage is Storage.DEQUE else ""
+                code = assemble(place(_PUSHES, pops=pops))
+            else:
+                deletions = place(_DELETIONS) if self.deletes(index) else ""
+                code = assemble(place(_TEXT, delete=deletions))
             name = f"operate_{index}"
             program = Program(name, "", code, (Function(name, 0, len(code)),), maps=self._maps)
             found = verify(program, policy=Policy.EXECUTOR, memory_size=size)

@@ -8,18 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from egpu.bpf.maptypes import traits
+from egpu.bpf.maptypes import MapType, traits
 from egpu.errors import AgentError, EgpuError, InputError, MapError
-from egpu.maps import Changes, Contents, UpdateFlag, Values, unpack
+from egpu.maps import Changes, Contents, Pushes, UpdateFlag, Values, unpack
 from egpu.maps.contents import decode, value_of
+from egpu.maps.pushes import empty, encoded
 from egpu.maps.view import variable_of
 from egpu.session import talk
 from egpu.session.pins import LivePin, Pins, runtime_directory
 from egpu.session.saved import deleted, patched, updated
 
 
-class PinnedMap(Changes, Mapping[Any, object]):
+class PinnedMap(Changes, Pushes, Mapping[Any, object]):
     """A map of another process, or of a session that has ended.
+
+    A queue or stack of a running session is a mapping from the numbers in the order of popping to
+    values; of a Bloom filter only ``value in map`` says something.
 
     Every read is of the map as it is then: ``to_dict()`` and ``items()`` of one snapshot.  Keys and
     values are those of the session's own view, changes too.  InputError when it is gone.
@@ -29,6 +33,7 @@ class PinnedMap(Changes, Mapping[Any, object]):
         self._reference = reference
         self._owner_host = _Host(reference)
         self._host = self._owner_host
+        self._pusher = self._owner_host
         self._spec = self.contents().spec
 
     @property
@@ -98,6 +103,18 @@ class PinnedMap(Changes, Mapping[Any, object]):
         else:
             self.update(key, value)
 
+    def __contains__(self, key: object) -> bool:
+        if self._spec.type is MapType.BLOOM_FILTER:
+            return self._owner_host.contains(encoded(self._spec, key))
+        return super().__contains__(key)
+
+    def peek(self) -> object:
+        """The value that a queue or stack would give next; MapError ENOENT if there is none."""
+        values = self.to_dict()
+        if not values:
+            raise empty(self._spec)
+        return values[0]
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self.to_dict())
 
@@ -155,6 +172,29 @@ class _Host:
         else:
             self._rewrite(lambda contents: (replace(contents, frozen=True), []))
 
+    def push(self, values: Sequence[bytes], flag: UpdateFlag) -> list[int]:
+        wanted = [value.hex() for value in values]
+        head, _ = self._ask(self._live(), {"do": "push", "values": wanted, "flag": int(flag)})
+        return [int(number) for number in head["results"]]
+
+    def pop(self) -> bytes | None:
+        head, _ = self._ask(self._live(), {"do": "pop"})
+        return None if head["value"] is None else bytes.fromhex(head["value"])
+
+    def pushed(self) -> Sequence[bytes]:
+        return ()
+
+    def contains(self, value: bytes) -> bool:
+        """Whether a Bloom filter has the value."""
+        head, _ = self._ask(self._live(), {"do": "contains", "value": value.hex()})
+        return bool(head["there"])
+
+    def _live(self) -> LivePin:
+        found = self._find()
+        if not isinstance(found, LivePin):
+            raise InputError("its session has ended", where=self._name)
+        return found
+
     def update(self, rows: Sequence[tuple[bytes, Values]], flag: UpdateFlag) -> list[int]:
         found = self._find()
         if isinstance(found, LivePin):
@@ -192,10 +232,7 @@ class _Host:
         return unpack(data, self._name)
 
     def pin(self, name: str) -> None:
-        found = self._find()
-        if not isinstance(found, LivePin):
-            raise InputError("its session has ended", where=self._name)
-        self._ask(found, {"do": "pin", "name": name})
+        self._ask(self._live(), {"do": "pin", "name": name})
 
     def unpin(self) -> None:
         if ":" in self._reference:

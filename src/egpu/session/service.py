@@ -14,19 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 from egpu.errors import EgpuError, InputError, InternalError, MapError
 from egpu.maps import (
+    BloomView,
     Changes,
     Contents,
     HashView,
     MapView,
+    Pushes,
+    QueueView,
     ThreadView,
     UpdateFlag,
     Values,
     contents_of,
+    contents_of_pushed,
     pack,
 )
 from egpu.session import talk
 from egpu.session.host_maps import HostMap
 from egpu.session.pins import LivePin, Pins, check_name, runtime_directory
+from egpu.session.pushed_maps import PushedMap
 
 if TYPE_CHECKING:
     from egpu.session.session import Session
@@ -152,6 +157,9 @@ class MapService:
             "delete": self._delete,
             "patch": self._patch,
             "freeze": self._freeze,
+            "push": self._push,
+            "pop": self._pop,
+            "contains": self._contains,
             "pin": self._pin,
             "unpin": self._unpin,
         }
@@ -173,7 +181,7 @@ class MapService:
                 "key_size": view.spec.key_size,
                 "value_size": view.spec.value_size,
                 "max_entries": view.spec.max_entries,
-                "frozen": isinstance(view, Changes) and view.frozen,
+                "frozen": isinstance(view, (Changes, Pushes)) and view.frozen,
                 "pins": sorted(pin for pin, own in pins.items() if own == name),
             }
             for name, view in self._session.maps.items()
@@ -181,7 +189,12 @@ class MapService:
         return {"pid": os.getpid(), "workload": self._session.pid, "maps": rows}, b""
 
     def _read(self, request: Mapping[str, Any]) -> _Answer:
-        return {}, pack(self._contents(request["map"]))
+        name = request["map"]
+        view = self._session.maps.get(name)
+        if not isinstance(view, (QueueView, BloomView)):
+            return {}, pack(self._contents(name))
+        self._session.snapshot()
+        return {}, pack(contents_of_pushed(view, frozen=view.frozen))
 
     def _update(self, request: Mapping[str, Any]) -> _Answer:
         rows: list[tuple[bytes, Values]] = [
@@ -213,6 +226,25 @@ class MapService:
         self._host(request["map"]).freeze()
         return {}, b""
 
+    def _push(self, request: Mapping[str, Any]) -> _Answer:
+        values = [bytes.fromhex(value) for value in request["values"]]
+        host, view = self._pushed(request["map"])
+        if any(len(value) != view.spec.value_size for value in values):
+            raise InputError("a value of another size", where=f"map {view.spec.name}")
+        return {"results": host.push(values, UpdateFlag(request["flag"]))}, b""
+
+    def _pop(self, request: Mapping[str, Any]) -> _Answer:
+        host, view = self._pushed(request["map"])
+        if not isinstance(view, QueueView):
+            raise InputError("nothing is popped from it", where=f"map {view.spec.name}")
+        value = host.pop()
+        return {"value": None if value is None else value.hex()}, b""
+
+    def _contains(self, request: Mapping[str, Any]) -> _Answer:
+        _, view = self._pushed(request["map"])
+        self._session.snapshot()
+        return {"there": bytes.fromhex(request["value"]) in view}, b""
+
     def _pin(self, request: Mapping[str, Any]) -> _Answer:
         self.pin(request["map"], request["name"])
         return {}, b""
@@ -230,7 +262,15 @@ class MapService:
         view = self._view(name)
         return contents_of(view, complete=complete, frozen=view.frozen)
 
+    def _pushed(self, name: str) -> tuple[PushedMap, QueueView | BloomView]:
+        view = self._session.maps.get(name)
+        if not isinstance(view, (QueueView, BloomView)):
+            raise InputError(f"the session has no queue, stack or Bloom filter {name!r:.60}")
+        return PushedMap(self._session.arenas, list(self._session.maps).index(name)), view
+
     def _host(self, name: str) -> HostMap:
+        if isinstance(self._session.maps.get(name), (QueueView, BloomView)):
+            return self._pushed(name)[0]
         self._view(name)
         return HostMap(self._session.arenas, list(self._session.maps).index(name))
 
@@ -239,6 +279,10 @@ class MapService:
         if name not in maps:
             raise InputError(f"the session has no map {name!r:.60}")
         view = maps[name]
+        if isinstance(view, (QueueView, BloomView)):
+            raise InputError(
+                f"a {view.spec.type.name} has no keys and is not kept", where=f"map {name}"
+            )
         if not isinstance(view, (MapView, HashView, ThreadView)):
             raise InputError(
                 f"a {view.spec.type.name} is for its session to read", where=f"map {name}"

@@ -57,20 +57,35 @@ class ArenaWriter:
         at_once = COMMAND_SIZE // (stride + 8)
         results: list[int] = []
         with self._lock:
-            self._link.settle(TIMEOUT_S)
-            if number not in self._loaded:
-                self._link.load(number, image(), TIMEOUT_S)
-                self._loaded.add(number)
+            self._ready(number, image)
             for first in range(0, len(operations), at_once):
                 part = operations[first : first + at_once]
-                place = len(part) * stride
-                self._put(0, b"".join(part) + bytes(8 * len(part)))
-                self.dirty = True
-                self._link.operate(number, TIMEOUT_S, count=len(part), stride=stride, results=place)
-                start = self._start + place
-                data = self._host.bytes[start : start + 8 * len(part)].tobytes()
-                results += struct.unpack(f"<{len(part)}q", data)
+                data = self._run(number, part)
+                results += struct.unpack(f"<{len(part)}q", data[len(part) * stride :])
         return results
+
+    def take(self, number: int, image: Callable[[], bytes], operation: bytes) -> tuple[int, bytes]:
+        """Run operator ``number`` once; what it gave, and what it made of the operation."""
+        with self._lock:
+            self._ready(number, image)
+            data = self._run(number, [operation])
+        return int.from_bytes(data[len(operation) :], "little", signed=True), data[: len(operation)]
+
+    def _ready(self, number: int, image: Callable[[], bytes]) -> None:
+        self._link.settle(TIMEOUT_S)
+        if number not in self._loaded:
+            self._link.load(number, image(), TIMEOUT_S)
+            self._loaded.add(number)
+
+    def _run(self, number: int, part: Sequence[bytes]) -> bytes:
+        """Run operator ``number`` over what fits at once: the operations and results after it."""
+        stride = len(part[0])
+        place = len(part) * stride
+        self._put(0, b"".join(part) + bytes(8 * len(part)))
+        self.dirty = True
+        self._link.operate(number, TIMEOUT_S, count=len(part), stride=stride, results=place)
+        end = self._start + place + 8 * len(part)
+        return self._host.bytes[self._start : end].tobytes()
 
     def _put(self, offset: int, data: bytes) -> None:
         start = self._start + offset

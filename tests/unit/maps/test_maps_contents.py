@@ -195,7 +195,7 @@ def test_keys_and_values_are_checked():
     assert view.to_dict() == {7: BTF.decode(PAIR, bytes(range(24)))}
     with pytest.raises(InputError, match="is no per-SM array"):
         array.update_per_sm(0, [1, 2])
-    with pytest.raises(ValueError, match="3"):
+    with pytest.raises(MapError, match="no such flag: 3"):
         view.update(1, (0, 0, (0, 0, 0)), 3)
     array.update(1, 9, UpdateFlag.EXIST)
     assert array.to_dict() == {0: 0, 1: 9, 2: 0}
