@@ -27,7 +27,7 @@ from egpu.verifier.report import Refusal, describe
 from egpu.verifier.setting import Recorder, Setting
 from egpu.verifier.state import Frame, State
 from egpu.verifier.structure import Step
-from egpu.verifier.subsume import Live, may_equal, state_covers, state_key
+from egpu.verifier.subsume import Live, may_equal, state_covers, state_key, telling, told_apart
 from egpu.verifier.widen import ROUNDS, widen
 
 __all__ = ["Exploration", "Explored", "Stopped", "replay"]
@@ -129,6 +129,7 @@ class Exploration:
         self.seen: dict[int, list[Node]] = {}  # by pc, while there are few
         self.keyed: dict[int, dict[tuple[object, ...], Node]] = {}  # by pc and key, where many
         self.finished: dict[int, deque[Node]] = {}
+        self.telling: dict[int, int] = {}  # by pc, the place that told two states apart there last
         self.pending: list[tuple[State, int, Node, bool | None]] = []
         self.processed = 0
         self.entered = -1  # instructions processed before this walk, of a part
@@ -483,10 +484,7 @@ class Exploration:
                 hint="count the turns in a register and leave the loop at a constant limit",
             )
         if known is None:
-            for node in self.finished.get(self.pc, ()):
-                if node.state is not None and state_covers(node.state, state, live):
-                    known = node
-                    break
+            known = self._covering(state, live)
         if known is not None:
             total = spent + known.worst
             self._check_cost(self.node.total + total)
@@ -500,6 +498,19 @@ class Exploration:
             keyed[key] = node
         self.node, self.jumped = node, None
         return False
+
+    def _covering(self, state: State, live: list[Live]) -> Node | None:
+        """The finished node that covers ``state``."""
+        place = self.telling.get(self.pc)
+        for node in self.finished.get(self.pc, ()):
+            if node.state is None or (place is not None and told_apart(node.state, state, place)):
+                continue
+            if state_covers(node.state, state, live):
+                return node
+            place = telling(node.state, state, live[-1])
+            if place is not None:
+                self.telling[self.pc] = place
+        return None
 
     def _repeated(self, nodes: list[Node], state: State, live: list[Live]) -> Node | None:
         """The unfinished node whose state is equal."""

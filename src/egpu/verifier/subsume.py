@@ -172,6 +172,36 @@ def state_covers(old: State, new: State, live: list[Live]) -> bool:
     return all(links.match(mine, theirs) for mine, theirs in held)
 
 
+def telling(a: State, b: State, live: Live) -> int | None:
+    """A place of the running frame with a number that matters, constant in both states and not the
+    same, so that neither covers the other: a register, or a stack slot by its negative number."""
+    mine, theirs = a.frames[-1], b.frames[-1]
+    for index in _MEMBERS[live.registers & live.numbers]:
+        if _constants_differ(mine.registers[index], theirs.registers[index]):
+            return index
+    followed = live.slots & live.slot_numbers
+    if followed:
+        for number in mine.slots:
+            if followed >> 2 * (-1 - number) & 3 and told_apart(a, b, number):
+                return number
+    return None
+
+
+def told_apart(a: State, b: State, place: int) -> bool:
+    """Whether two states are what ``telling`` says, at a place that was telling before."""
+    mine, theirs = a.frames[-1], b.frames[-1]
+    if place >= 0:
+        return _constants_differ(mine.registers[place], theirs.registers[place])
+    one, two = mine.slots.get(place, EMPTY_SLOT), theirs.slots.get(place, EMPTY_SLOT)
+    if len(one.spills) != 1 or len(two.spills) != 1 or one.kinds != two.kinds:
+        return False
+    return _constants_differ(one.spills[0].value, two.spills[0].value)
+
+
+def _constants_differ(a: Value, b: Value) -> bool:
+    return type(a) is Scalar and type(b) is Scalar and not (a[1] or b[1]) and a[0] != b[0]
+
+
 def may_equal(a: State, b: State, live: Live) -> bool:
     """Whether the keys of two states at one place may be equal: tells most that differ apart by
     the numbers of the running frame, at a small part of what their keys cost."""
