@@ -48,6 +48,9 @@ struct answer {
 int ask(const struct egpu_loader_request *request, const void *const *parts, const size_t *sizes,
         int count, struct answer *answer);
 bool loader_active(void); /* whether there is a session */
+/* fd, or the same above standard error: a program that has closed its standard output writes to
+ * whatever has its number. Closes fd; -1 with errno if there is no other. */
+int move_up(int fd);
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* bpf.c, perf.c: as the system calls, but with negative error numbers. */

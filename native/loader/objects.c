@@ -18,7 +18,7 @@ int object_create(struct object *object)
 {
     struct stat status;
     struct object *kept = malloc(sizeof *kept);
-    int fd = memfd_create("egpu", MFD_CLOEXEC);
+    int fd = move_up(memfd_create("egpu", MFD_CLOEXEC));
     if (kept == NULL || fd < 0 || fstat(fd, &status) != 0) {
         int error = kept == NULL ? ENOMEM : errno;
         free(kept);

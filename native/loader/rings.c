@@ -159,7 +159,7 @@ static struct ring *ring_of(struct object *object, const struct object *map)
             return NULL;
         ring->map = map;
         ring->file = -1;
-        ring->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        ring->event = move_up(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
         ring->next = rings;
         object->ring = rings = ring;
     }
@@ -183,7 +183,7 @@ int perf_attach(struct object *map, struct object *buffer)
 static bool grow(struct ring *ring, int fd, size_t data, bool perf)
 {
     size_t total = perf ? page() + data : 2 * page() + 2 * data;
-    ring->file = dup(fd);
+    ring->file = move_up(dup(fd));
     if (ring->file < 0 || ftruncate(ring->file, (off_t)total) != 0)
         return false;
     /* Not by mmap, which is ours and would come back here. */

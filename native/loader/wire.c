@@ -1,5 +1,6 @@
 /* The connection to the session: one request at a time. */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -90,6 +91,17 @@ static int exchange(struct egpu_loader_request *request, const void *const *part
     return -(int)reply.error;
 }
 
+int move_up(int fd)
+{
+    if (fd < 0 || fd > STDERR_FILENO)
+        return fd;
+    int high = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    int error = errno;
+    close(fd);
+    errno = error;
+    return high;
+}
+
 static bool connect_once(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -97,7 +109,7 @@ static bool connect_once(void)
     if (path == NULL || strlen(path) >= sizeof address.sun_path)
         return false;
     strcpy(address.sun_path, path);
-    connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    connection = move_up(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (connection < 0 ||
         connect(connection, (const struct sockaddr *)&address, sizeof address) != 0)
         return false;

@@ -173,6 +173,22 @@ def test_links_end_with_their_loader(built):
     assert "the loader ended with 0: its links ended with it" in done.stderr
 
 
+def test_a_loader_that_has_closed_its_output(built, tmp_path):
+    """What it prints then goes nowhere, least of all into a socket or ring of egpu's."""
+    if built.loader is None:
+        pytest.skip("there is no libbpf.so.1 on this machine")
+    script = tmp_path / "quiet"
+    command = [str(built.loader), str(PROGRAMS / "threadhist.bpf.o")]
+    script.write_text(f"#!/bin/sh\nexec {shlex.join(command)} >&- 2>&-\n")
+    script.chmod(0o755)
+    done = egpu(
+        "run", "--sim", "--loader-wait", "0.2", "--loader", script, "--", *adding(built)
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "connection to the loader" not in done.stderr
+    assert re.search(r"(\d) of \1 launches probed", done.stdout), done.stdout
+
+
 def test_a_workload_that_fails_keeps_its_exit_code(built):
     done = under(built, "threadhist", workload=[built.workload, "nothing"])
     assert done.returncode == 2
