@@ -20,6 +20,7 @@ _OF_MAPS = frozenset({12, 13})
 _LEAKY = (21, 38)  # CAP_SYS_ADMIN and CAP_PERFMON, with which programs may leak pointers
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _READ_ONLY = 1 << 7  # BPF_F_RDONLY_PROG
+_ACCESS_BY_PROGRAMS = _READ_ONLY | 1 << 8  # or BPF_F_WRONLY_PROG
 _ATTRIBUTES = 160
 
 
@@ -117,7 +118,7 @@ def array(size):
 @functools.cache
 def created(spec):
     """A file descriptor of the map that ``spec`` describes, open until exit."""
-    flags = _READ_ONLY if spec.read_only else 0
+    flags = _READ_ONLY if spec.read_only else spec.flags & _ACCESS_BY_PROGRAMS
     kind = _STAND_IN_MAPS.get(spec.type, spec.type)
     # A ring whose records have a type in BTF: Linux knows no size of them.
     sizes = (0, 0) if kind == _RINGBUF else (spec.key_size, spec.value_size)

@@ -13,7 +13,8 @@ from egpu.bpf.context import CONTEXT_SIZE, FIELDS, PT_REGS, PT_REGS_SIZE, Field,
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.interp_helpers import BPF_EXIST, BPF_NOEXIST
 from egpu.bpf.maptypes import MapType, traits
-from egpu.bpf.object_maps import BPF_F_RDONLY_PROG, PIN_BY_NAME, PIN_NONE
+from egpu.bpf.object_maps import PIN_BY_NAME, PIN_NONE
+from egpu.bpf.program import BPF_F_RDONLY_PROG
 
 _PARAMETERS = 6  # that System V passes in registers
 

@@ -327,7 +327,7 @@ class Machine:
             region = self.space.add(
                 "map value",
                 state.value(entry),
-                writable=not state.spec.read_only,
+                writable=state.spec.writable,
                 name=f"{state.spec.name}[{entry}]",
             )
             self._values[index, entry] = region

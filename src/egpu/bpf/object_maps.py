@@ -8,11 +8,10 @@ from egpu.bpf.btf import Btf, BtfKind, BtfMember, BtfType
 from egpu.bpf.elf import SYMBOL_SECTION, Elf, Section
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.object_inner import with_inner
-from egpu.bpf.program import MapSpec
+from egpu.bpf.program import BPF_F_RDONLY_PROG, MapSpec
 from egpu.errors import InputError, UnsupportedError
 
 DATA_SECTIONS = (".rodata", ".data", ".bss")
-BPF_F_RDONLY_PROG = 1 << 7
 _MAX_SIZE = (1 << 31) - 1  # of keys, values and data sections
 PIN_NONE, PIN_BY_NAME = 0, 1  # enum libbpf_pin_type
 _STATIC = 0  # linkage of a VAR

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from egpu.bpf.maptypes import MapType
 
 
+# Flags of maps: what programs may not do (Linux uapi).
+BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG = 1 << 7, 1 << 8
+
 # Beyond all helpers: calls that a program must not reach.
 MISSING_HELPER = 0x0BAD0000
 
@@ -54,9 +57,10 @@ class MapSpec:
     """A map as the object declares it; sizes in bytes.
 
     ``initial`` is the content of .rodata/.data (None: zero-filled); ``read_only`` means that
-    programs cannot write it; ``deletes`` that they may delete its entries.  ``extra`` is Linux's
-    map_extra: how many bits of a Bloom filter a value has (0: 5).  ``inner`` are the indices of
-    the maps in a map of maps by key, ``NO_MAP`` where a key has none; all of one shape.
+    programs cannot write it, and nobody else once they run; ``deletes`` that they may delete its
+    entries.  ``extra`` is Linux's map_extra: how many bits of a Bloom filter a value has (0: 5).
+    ``inner`` are the indices of the maps in a map of maps by key, ``NO_MAP`` where a key has none;
+    all of one shape.
     ``key_type``/``value_type`` are BTF type ids in ``btf``, 0 if unknown.
     """
 
@@ -75,6 +79,16 @@ class MapSpec:
     btf: Btf | None = field(default=None, repr=False, compare=False)
     key_type: int = 0
     value_type: int = 0
+
+    @property
+    def writable(self) -> bool:
+        """Whether programs may change it (Linux: BPF_F_RDONLY_PROG)."""
+        return not (self.read_only or self.flags & BPF_F_RDONLY_PROG)
+
+    @property
+    def readable(self) -> bool:
+        """Whether programs may read its values (Linux: BPF_F_WRONLY_PROG)."""
+        return not self.flags & BPF_F_WRONLY_PROG
 
 
 class AttachKind(enum.Enum):

@@ -234,9 +234,8 @@ class _Call:
             )
         if self.null_context and spec.type is not MapType.GPU_RINGBUF:
             raise self._refuse(1, S64.from_range(0, 0), "the context", "pass ctx itself")
-        writes = Arg.VALUE in self.helper.args or self.helper.body == "map_delete"
-        if writes and spec.read_only:
-            raise Refusal("P2", f"map {spec.name} is read-only", hint="write to a map or to .data")
+        if Arg.VALUE in self.helper.args or self.helper.body in ("map_delete", "map_pop"):
+            checks.written(spec)
         self.map = value.owner
         self.recorder.maps.add(value.owner)
 

@@ -15,6 +15,7 @@ from egpu.bpf.context import (
     Source,
     field_at,
 )
+from egpu.bpf.program import MapSpec
 from egpu.verifier.report import Refusal, describe
 from egpu.verifier.scalar import Scalar
 from egpu.verifier.setting import Setting, alignment
@@ -118,6 +119,8 @@ def region_size(setting: Setting, pointer: Pointer) -> int:
 def dereferenced(setting: Setting, value: Value, register: int, access: Access) -> Pointer:
     """The pointer through which memory is reached: not null, of a kind that allows the access."""
     if type(value) is Pointer and access is _READ and not value.null and value.region in _READABLE:
+        if value.region is _MAP_VALUE:
+            _allowed_by_flags(setting, value.owner, access)
         return value  # as most are
     pointer = initialised(setting, value, register)
     if isinstance(pointer, Scalar):
@@ -137,11 +140,28 @@ def dereferenced(setting: Setting, value: Value, register: int, access: Access) 
             f"{access.value} of {text} through r{register} is not allowed",
             hint=_INSTEAD.get(pointer.region, "use the stack or a map"),
         )
-    writes = access is not _READ
-    if writes and pointer.region is _MAP_VALUE and setting.map(pointer.owner).read_only:
-        name = setting.map(pointer.owner).name
-        raise Refusal("P2", f"map {name} is read-only", hint="write to a map or to .data")
+    if pointer.region is _MAP_VALUE:
+        _allowed_by_flags(setting, pointer.owner, access)
     return pointer
+
+
+def _allowed_by_flags(setting: Setting, index: int, access: Access) -> None:
+    """The map was declared with flags that let programs do this (Linux: check_map_access_type)."""
+    spec = setting.map(index)
+    if access is not Access.WRITE and not spec.readable:
+        raise Refusal(
+            "P2",
+            f"map {spec.name} is not to be read by programs",
+            hint="declare it without BPF_F_WRONLY_PROG",
+        )
+    if access is not _READ:
+        written(spec)
+
+
+def written(spec: MapSpec) -> None:
+    """Programs may change the map."""
+    if not spec.writable:
+        raise Refusal("P2", f"map {spec.name} is read-only", hint="write to a map or to .data")
 
 
 def in_bounds(setting: Setting, pointer: Pointer, size: int) -> None:
