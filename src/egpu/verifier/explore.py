@@ -22,6 +22,7 @@ from egpu.verifier.counters import Counted, Counting, count, counts_to_unknown, 
 from egpu.verifier.execute import apply, first_state, forget_frame
 from egpu.verifier.liveness import Liveness
 from egpu.verifier.loops import Loop
+from egpu.verifier.parts import Part, Stopped, TooDearError
 from egpu.verifier.replay import Way, replay
 from egpu.verifier.report import Refusal, describe
 from egpu.verifier.setting import Recorder, Setting
@@ -52,47 +53,6 @@ class Explored:
     processed: int
     counting: Counting
     budgets: Budgets
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One turn of a loop, or one call of a callback (``loop`` None), in the ``depth``-th frame."""
-
-    depth: int
-    head: int
-    loop: Loop | None
-
-    @property
-    def stops(self) -> frozenset[int]:
-        return frozenset() if self.loop is None else self.loop.exits
-
-    def ended(self, pc: int, state: State, begun: bool) -> bool:
-        """Whether the turn is over at ``pc``."""
-        if self.loop is None or len(state.frames) != self.depth:
-            return False
-        return begun if pc == self.head else pc not in self.loop.body
-
-    def returns(self, state: State) -> bool:
-        """Whether an EXIT here is the callback's."""
-        return self.loop is None and len(state.frames) == self.depth
-
-
-class Stopped(Exception):
-    """A refusal with the place and the way that led there.
-
-    ``decisions`` are the branches taken, ``length`` the instructions executed on that way.
-    """
-
-    def __init__(self, refusal: Refusal, pc: int, decisions: Way, length: int) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
-        self.pc = pc
-        self.decisions = decisions
-        self.length = length
-
-
-class _TooDearError(Exception):
-    """The turns of a loop are known, and cost more than a thread may spend."""
 
 
 class Exploration:
@@ -273,7 +233,7 @@ class Exploration:
             return False
         try:
             inner = self._walk_part(state, loop, counted)
-        except _TooDearError:
+        except TooDearError:
             if pays or counts_to_unknown(turn, state):
                 self._walk_budgeted(state, loop)
                 return True
@@ -288,7 +248,7 @@ class Exploration:
     def _walk_part(self, state: State, loop: Loop, counted: Counted) -> Exploration | None:
         """One turn from a state that covers the heads of all, None if none is found that does.
 
-        Raises _TooDearError if all turns together are over the limit of the cost."""
+        Raises TooDearError if all turns together are over the limit of the cost."""
         wide = state.copy()
         put(wide, counted)
         part = Part(len(state.frames), loop.head, loop)
@@ -302,7 +262,7 @@ class Exploration:
                 return None
             self.processed = inner.processed
             if weight(inner.root.worst) * (counted.turns + 1) > self.setting.limits.cost:
-                raise _TooDearError
+                raise TooDearError
             for back in inner.returned:
                 put(back, counted)  # what counts is known to be covered
             changed = widen(wide, inner.returned, live, attempt)
