@@ -18,6 +18,7 @@ from map_totals import (
     wrong_walks,
 )
 
+import egpu as api
 from egpu.bpf import isa
 from egpu.bpf.object import read_object
 
@@ -108,6 +109,31 @@ def test_maps_of_maps():
     totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
     assert wrong_inner(report["maps"], totals["kernels"]) == []
     assert report["maps"]["arrays"] == {"0": "array_a", "1": "array_b", "3": "array_c"}
+
+
+def test_maps_of_maps_in_python():
+    """Through the outer map one reads and sets the inner maps."""
+    program = ROOT / "tests" / "gpu" / "probes" / "inner.bpf.o"
+    obj = api.Object(program)
+    obj.maps["arrays"][1][3] = 1 << 40
+    assert obj.maps["array_b"][3] == 1 << 40
+    options = api.Options(simulated=True)
+    with api.run(
+        [*map(str, workload(launches=1, size=100))], programs=obj, options=options
+    ) as session:
+        assert session.wait() == 0
+        maps = session.maps
+        assert [(key, inner.spec.name) for key, inner in maps["arrays"].items()] == [
+            (0, "array_a"),
+            (1, "array_b"),
+            (3, "array_c"),
+        ]
+        assert 2 not in maps["arrays"]
+        assert maps["arrays"][1][3] >= 1 << 40
+        for outer in (maps["arrays"], obj.maps["arrays"]):
+            for inner in outer.values():
+                assert dict(inner) == dict(maps[inner.spec.name])
+        assert sum(sum(inner.values()) for inner in maps["arrays"].values()) > 1 << 40
 
 
 def test_text_shows_entries_and_refusals():

@@ -72,8 +72,10 @@ class ObjectOutput:
                 shown_part, data[name] = _hash_report(name, view)
                 parts += shown_part
             elif isinstance(view, OuterView):
-                parts += _shown(name, [(key, {"value": inner}) for key, inner in view.items()])
-                data[name] = dict(view.items())
+                parts += _shown(
+                    name, [(key, {"value": inner}) for key, inner in view.names().items()]
+                )
+                data[name] = view.names()
             elif isinstance(view, QueueView):
                 queued = _queue_rows(view)
                 parts += _shown(name, queued)

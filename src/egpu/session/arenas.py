@@ -199,8 +199,8 @@ def view_of(
 class Maps(Mapping[str, "View"]):
     """The maps of a session by name: ``MapView`` for arrays, ``HashView`` for hash maps,
     ``ThreadView`` for per-thread arrays, ``QueueView`` for queues and stacks, ``BloomView`` for
-    Bloom filters, ``OuterView`` for maps of maps, ``StackView`` for stack traces, ``Ring`` for ring
-    buffers."""
+    Bloom filters, ``OuterView`` for maps of maps (its values are the inner maps' views),
+    ``StackView`` for stack traces, ``Ring`` for ring buffers."""
 
     def __init__(self, arenas: Arenas, specs: Sequence[MapSpec], names: Sequence[str]) -> None:
         self._arenas = arenas
@@ -220,7 +220,7 @@ class Maps(Mapping[str, "View"]):
             )
             return self._rings.setdefault(name, Ring(self._arenas, number, spec))
         if traits(spec.type).storage is Storage.MAPS:
-            return OuterView(spec, tuple(self._specs))
+            return OuterView(spec, tuple(self._specs), self)
         if traits(spec.type).storage is Storage.STACKS:
             return StackView(spec, self._arenas.stacks)
         copies = partial(self._arenas.copies, index)

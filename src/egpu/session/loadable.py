@@ -281,7 +281,7 @@ class Object:
                 raise InputError(f"{held} while its object runs", where=f"map {spec.name}")
             return session.maps[tuple(session.maps)[self._base + index]]
         if traits(spec.type).storage is Storage.MAPS:
-            return OuterView(spec, tuple(each.name for each in self._spec.maps))
+            return OuterView(spec, tuple(each.name for each in self._spec.maps), self.maps)
         if spec.name not in self._views:
             host = _FollowingHost(lambda: self._host(index))
             copies = lambda: self._copies(index)  # noqa: E731 - asked for each time

@@ -101,14 +101,16 @@ def test_the_table_holds_offsets():
     assert offsets == [layout.places[2].offset, 0, *(layout.places[n].offset for n in (3, 1))]
 
 
-def test_python_shows_names():
+def test_python_shows_inner_maps():
     maps = specs(MapType.HASH)
-    shown = OuterView(maps[0], [spec.name for spec in maps])
-    assert dict(shown) == {0: "b", 2: "c", 3: "a"}
+    views = {spec.name: object() for spec in maps}
+    shown = OuterView(maps[0], [spec.name for spec in maps], views)
+    assert shown.names() == {0: "b", 2: "c", 3: "a"}
+    assert dict(shown) == {0: views["b"], 2: views["c"], 3: views["a"]}
     assert (len(shown), 1 in shown, repr(shown)) == (
         3,
         False,
         "<OuterView outer ARRAY_OF_MAPS of 3>",
     )
     with pytest.raises(InternalError, match="is no map of maps"):
-        OuterView(maps[1], [])
+        OuterView(maps[1], [], {})
