@@ -6,7 +6,7 @@ import hashlib
 from importlib.metadata import PackageNotFoundError, version
 
 from egpu.bpf.helpers import HELPERS
-from egpu.bpf.program import AttachKind, AttachPoint, Level, Program
+from egpu.bpf.program import AttachKind, AttachPoint, Level
 from egpu.codegen.arena import ARENA_HEADER, LAUNCH_BLOCK
 from egpu.codegen.device_code import DeviceCode, Launch, Relocation, RelocKind, Target
 from egpu.codegen.lower import lower
@@ -45,7 +45,7 @@ def compile_probe(
         f"{lowered.start(_CONTEXT, '0')}\n  ret void\n}}\n" + KERNEL_ATTRIBUTES
     )
     together = Together.WARP if point.level is Level.THREAD else Together.ONE
-    digest = _digest(program, point, target, launch)
+    digest = _digest(vp, point, target, launch)
     tag = f"e{digest[:8]}"
     ends = bool(vp.facts.helpers & _ENDING)
     made = emit_ptx(lowered.module(start, together=together))
@@ -126,8 +126,9 @@ def _check(vp: VerifiedProgram, point: AttachPoint, target: Target) -> None:
         )
 
 
-def _digest(program: Program, point: AttachPoint, target: Target, launch: Launch) -> str:
+def _digest(vp: VerifiedProgram, point: AttachPoint, target: Target, launch: Launch) -> str:
     """Names everything that the text depends on."""
+    program, budget = vp.program, vp.facts.budget
     try:
         release = version(_DISTRIBUTION)
     except PackageNotFoundError:  # run from a source tree that is not installed
@@ -137,7 +138,9 @@ def _digest(program: Program, point: AttachPoint, target: Target, launch: Launch
         for spec in program.maps
     ]
     where = (point.kind, point.level, point.detail)
-    parts = (release, _REVISION, target, launch, where, program.code, program.cookie, maps)
+    # Chosen by a limit that is no part of the program.
+    turns = budget and (budget.turns, sorted(budget.loops), sorted(budget.calls))
+    parts = (release, _REVISION, target, launch, where, program.code, program.cookie, maps, turns)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -176,3 +176,16 @@ def test_ptx_assembles(tmp_path, arch, name):
     code = compile_probe(made(name, policy=Policy.PROBE, text=PROGRAMS[name].replace(
         "\nexit", "\nmov %r0, 0\nexit", 1)), point=entry())  # fmt: skip
     assemble_ptx(in_kernel(code), tmp_path, arch)
+
+
+def test_code_of_another_budget_has_another_name():
+    """Or a kernel built under one cost limit would be taken for that of another."""
+    code = program_from_code(
+        assemble(PROGRAMS["loop"].replace("out:\n", "out:\nmov %r0, 0\n")),
+        "p", maps=(NUMBER, RESULT), attach=(entry(),),
+    )  # fmt: skip
+    digests = [
+        compile_probe(verify(code, limits=Limits(cost=cost)), point=entry()).digest
+        for cost in (COST, COST, 2 * COST)
+    ]
+    assert digests[0] == digests[1] != digests[2]
