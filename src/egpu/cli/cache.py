@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from egpu.cli.output import json_option, write_report
+from egpu.cli.output import destination, json_option, write_report
 from egpu.report import KERNEL, Align, Column, Paragraph, Part, Report, Table, Weight, byte_text
 
 if TYPE_CHECKING:
@@ -59,7 +58,8 @@ def show_list(*, as_json: bool) -> None:
         "bytes": total,
         "entries": [_data(entry) for entry in entries],
     }
-    write_report(Report("cache/1", tuple(parts), data), sys.stdout, as_json=as_json)
+    with destination(None) as stream:
+        write_report(Report("cache/1", tuple(parts), data), stream, as_json=as_json)
 
 
 @command.command("clear")
@@ -85,7 +85,8 @@ def clear_cache(*, keep: str, as_json: bool) -> int:
         "bytes": cleared.bytes,
         "failed": cleared.failed,
     }
-    write_report(Report("cache-clear/1", tuple(parts), data), sys.stdout, as_json=as_json)
+    with destination(None) as stream:
+        write_report(Report("cache-clear/1", tuple(parts), data), stream, as_json=as_json)
     return 1 if cleared.failed else 0
 
 

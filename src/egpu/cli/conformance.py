@@ -8,6 +8,7 @@ import click
 
 from egpu.cli.exec import executor_option, raw_program
 from egpu.cli.output import hex_bytes
+from egpu.errors import InputError
 
 
 @click.command("conformance-plugin")
@@ -20,6 +21,15 @@ def command(executor: str, memory: str) -> None:
     """
     from egpu.cli.executors import Executor, execute  # noqa: PLC0415
 
-    program = raw_program(hex_bytes(sys.stdin.read(), "standard input"))
+    program = raw_program(hex_bytes(_standard_input(), "standard input"))
     block = bytearray(hex_bytes(memory, "MEMORY-HEX"))
     click.echo(f"{execute(Executor(executor), program, block):x}")
+
+
+def _standard_input() -> str:
+    if sys.stdin is None:  # closed by whoever started us
+        return ""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is no text: {error}", usage=True) from None

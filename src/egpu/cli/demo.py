@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from egpu.cli.output import json_option, write_report
+from egpu.cli.output import destination, json_option, write_report
 from egpu.errors import UnsupportedError
 
 # Launches of each of the five kernels, and elements; the simulated device is exact, not fast.
@@ -56,5 +54,6 @@ def command(*, as_json: bool, sim: bool) -> int:
     for report in reports:
         if not as_json:
             click.echo(f"\n== {report.schema.partition('/')[0]} ==\n")
-        write_report(report, sys.stdout, as_json=as_json)
+        with destination(None) as stream:
+            write_report(report, stream, as_json=as_json)
     return status

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from egpu.cli.output import json_option, write_report
+from egpu.cli.output import destination, json_option, write_report
 from egpu.report import Align, Column, Paragraph, Report, Table
 
 
@@ -49,5 +47,6 @@ def command(*, as_json: bool) -> int:
         ],
     }
     parts = (Table("", columns, rows), *folder, *advice, Paragraph(verdict))
-    write_report(Report("doctor/1", parts, data), sys.stdout, as_json=as_json)
+    with destination(None) as stream:
+        write_report(Report("doctor/1", parts, data), stream, as_json=as_json)
     return 0 if ready else 1

@@ -42,7 +42,7 @@ def discard(stream: IO[Any]) -> None:
     """What ``stream`` still holds goes nowhere, so that closing it cannot fail again."""
     try:
         number = stream.fileno()
-    except (OSError, ValueError):  # no file behind it, or closed
+    except (AttributeError, OSError, ValueError):  # none, no file behind it, or closed
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)

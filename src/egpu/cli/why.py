@@ -34,7 +34,10 @@ class Trier:
         """Adds to ``parts`` and gives JSON for each kernel; progress goes to standard error."""
         rows: list[Trial] = []
         with click.progressbar(
-            kernels, label="egpu: trying kernels", file=sys.stderr, hidden=not sys.stderr.isatty()
+            kernels,
+            label="egpu: trying kernels",
+            file=sys.stderr,
+            hidden=sys.stderr is None or not sys.stderr.isatty(),  # None: closed
         ) as bar:
             for kernel in bar:
                 rows.append(self.trials.of(member, kernel))

@@ -274,6 +274,33 @@ def test_an_answer_that_cannot_be_written_is_named(run):
     assert "/no/such/folder/x: cannot be written" in err
 
 
+@pytest.mark.parametrize("stream", ["<&-", ">&-", "2>&-"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["map", "list"],
+        ["cache", "list"],
+        ["cache", "clear"],
+        ["doctor"],
+        ["tools", "--json"],
+        ["gen", str(COUNT)],
+        ["verify", str(COUNT)],
+        ["conformance-plugin"],
+    ],
+)
+def test_a_closed_stream_is_no_failure(tmp_path, words, stream):
+    """What would have been written goes nowhere; the exit code is what it would have been."""
+    places = {"EGPU_CACHE_DIR": str(tmp_path / "cache"), "EGPU_RUNTIME_DIR": str(tmp_path / "run")}
+    environment = os.environ | places | {"PYTHONPATH": str(ROOT / "src")}
+    script = f'exec "$@" {stream}'
+    command = ["/bin/sh", "-c", script, "sh", sys.executable, "-m", "egpu", *words]
+    done = subprocess.run(command, capture_output=True, input=b"\xff", check=False, env=environment)
+    assert b"internal error" not in done.stderr
+    assert b"Traceback" not in done.stderr
+    failing = {"<&-": 1, ">&-": 2, "2>&-": 2} if words == ["conformance-plugin"] else {}
+    assert done.returncode == failing.get(stream, 0), done.stderr
+
+
 def test_records_for_people_and_programs():
     inner = namedtuple("inner", "x y")(1, (2, 3))
     outer = namedtuple("outer", "name pair raw")(b"vadd\0\0", inner, b"\xff\x00")
