@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 BPF_NOEXIST = 1
 BPF_EXIST = 2
+_RING_FLAGS = 3  # BPF_RB_NO_WAKEUP, BPF_RB_FORCE_WAKEUP
 _RECORD_HEADER = 8  # bytes of Linux's ring-buffer record header
 
 Triple = tuple[int, int, int]
@@ -296,6 +297,8 @@ def _random(machine: Machine, args: Sequence[int]) -> int:
 
 def _output(machine: Machine, args: Sequence[int]) -> int:
     state = _ring(machine, args[0])
+    if args[3] > _RING_FLAGS:
+        return -errno.EINVAL
     data = bytes(machine.space.view(args[1], args[2]))
     if not state.reserve(len(data)):
         return -errno.EAGAIN
@@ -324,6 +327,8 @@ def _perf_output(machine: Machine, args: Sequence[int]) -> int:
 
 def _reserve(machine: Machine, args: Sequence[int]) -> int:
     state = _ring(machine, args[0])
+    if args[2]:
+        return 0
     return machine.add_record(state, args[1]) if state.reserve(args[1]) else 0
 
 

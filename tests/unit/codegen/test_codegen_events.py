@@ -71,6 +71,60 @@ def test_what_does_not_fit_is_counted(spec, answer):
     assert crowd.dropped > 0
 
 
+RING = MapSpec("events", MapType.RINGBUF, 0, 0, 1 << 20)
+RING_OUTPUT = """
+stdw [%r10-8], 7
+lddw %r1, map_index 0
+mov %r2, %r10
+add %r2, -8
+mov %r3, 8
+lddw %r4, {flags}
+call 130
+neg %r0
+"""
+RING_RESERVE = """
+lddw %r1, map_index 0
+mov %r2, 8
+mov %r3, {flags}
+call 131
+mov %r7, 1
+jeq %r0, 0, none
+mov %r7, 0
+mov %r1, %r0
+mov %r2, 0
+call 133
+none:
+mov %r0, %r7
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "answer"),
+    [
+        (RING_OUTPUT, 0, 0),
+        (RING_OUTPUT, 1, 0),  # BPF_RB_NO_WAKEUP
+        (RING_OUTPUT, 2, 0),  # BPF_RB_FORCE_WAKEUP
+        (RING_OUTPUT, 3, 0),
+        (RING_OUTPUT, 4, 22),
+        (RING_OUTPUT, 1 << 32, 22),
+        (RING_RESERVE, 0, 0),
+        (RING_RESERVE, 1, 1),
+        (RING_RESERVE, 2, 1),
+    ],
+)
+def test_flags_of_rings(text, flags, answer):
+    """Linux: ____bpf_ringbuf_output takes the two about waking, ____bpf_ringbuf_reserve none."""
+    text = text.format(flags=flags)
+    crowd = Crowd(THREAD + text + COUNTED + END, RING)
+    assert crowd.results == {answer: ALL}
+    sent = ALL if text.count("call 130") and not answer else 0
+    assert (len(crowd.records), crowd.dropped) == (sent, 0)
+    state = MapState(RING)
+    code = assemble(text + "exit")
+    assert run(program_from_code(code, "p", maps=(RING,)), maps=[state]) == answer
+    assert len(state.records) == (1 if sent else 0)
+
+
 def test_flags_as_on_linux():
     """A CPU is an SM: another's buffer cannot be written to."""
     bounded = MapSpec("events", MapType.PERF_EVENT_ARRAY, 4, 4, 100)
