@@ -15,6 +15,8 @@ _SPECIFIER = re.compile(
     r"%(?:%|(?P<style>[-+ 0#]*\d*)(?:(?P<long>ll|l|)(?P<number>[diuxX])|(?P<char>c)|(?P<text>s)"
     r"|p(?P<pointer>ks|us|[KxBsS]|)(?![iI])))"
 )
+LINE = 1023  # characters: Linux has a buffer of 1,024 bytes (BPF_TRACE_PRINTK_SIZE)
+_WIDTH = re.compile(r"[1-9]\d*")
 _TEXT_POINTERS = ("ks", "us")
 
 
@@ -47,12 +49,13 @@ class Format:
     def render(self, values: Sequence[int | bytes]) -> str:
         """The line: numbers for values, bytes (cut at the first NUL) for texts.
 
-        One newline at the end is left out; what a terminal would not show is escaped.
+        It ends after ``LINE`` characters, as on Linux.  One newline at the end is left out; what a
+        terminal would not show is escaped.
         """
         parts = [self.texts[0]]
         for specifier, value, after in zip(self.values, values, self.texts[1:], strict=True):
             parts += [_shown(specifier, value), after]
-        line = "".join(parts)
+        line = "".join(parts)[:LINE]
         return "".join(map(_visible, line.removesuffix("\n")))
 
 
@@ -103,14 +106,21 @@ def parse_format(text: bytes) -> Format:
     return Format(tuple(texts), tuple(values))
 
 
+def _width(found: re.Match[str]) -> str:
+    """A field's width; a field that would reach beyond the line's end is as wide as the line."""
+    return str(min(int(found[0][: len(str(LINE)) + 1]), LINE))
+
+
 def _specifier(found: re.Match[str]) -> Specifier:
-    style = found["style"]
+    style = _WIDTH.sub(_width, found["style"])
     if found["number"]:
         kind = Shown.SIGNED if found["number"] in "di" else Shown.UNSIGNED
+        if kind is Shown.UNSIGNED:  # has no sign to show
+            style = style.replace("+", "").replace(" ", "")
         conversion = "d" if found["number"] in "diu" else found["number"]
         return Specifier(kind, style + conversion, 64 if found["long"] else 32)
     if found["char"]:
         return Specifier(Shown.CHARACTER, style + "c", 8)
     if found["text"] or found["pointer"] in _TEXT_POINTERS:
-        return Specifier(Shown.TEXT, style.replace("0", "", 1) + "s")
+        return Specifier(Shown.TEXT, style + "s")
     return Specifier(Shown.POINTER, style)
