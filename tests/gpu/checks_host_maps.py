@@ -10,6 +10,7 @@ from pathlib import Path
 
 from building import Built
 from host_maps import PROGRAM, REFUSED, Amount, Expected, Stepper, alternate, together
+from host_pushes import POPPED, PUSHED, REFUSED_PUSHES, TORN, exchange
 from observing import egpu, plain, require
 
 import egpu as api
@@ -77,4 +78,20 @@ def host_maps(built: Built) -> str:
     )
 
 
-CHECKS = (host_maps,)
+def host_pushes(built: Built) -> str:
+    """The host and kernels push to and pop from one queue: nothing is lost, doubled or torn."""
+    del built
+    pushed, popped, left, counts = exchange(api.Options(), grid=20, block=33, times=5, rounds=200)
+    require(counts[REFUSED_PUSHES] == 0, f"{counts[REFUSED_PUSHES]} pushes were refused")
+    threads = 20 * 33 * 5
+    taken_there = counts[POPPED]
+    require(counts[PUSHED] == threads, f"{counts[PUSHED]} pushed, {threads} threads")
+    rest = pushed + threads - taken_there - len(popped)
+    require(len(left) == rest, f"{len(left)} left, {rest} expected")
+    both = popped + left
+    require(all(third == 3 * number for number, third in both), "a value is torn")
+    require(counts[TORN] == 0, "a value is torn on the device")
+    return f"{threads} pushes by threads, {pushed} by the host, {len(left)} left: exact"
+
+
+CHECKS = (host_maps, host_pushes)
