@@ -6,6 +6,7 @@ import re
 import shlex
 import struct
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -171,6 +172,21 @@ def test_links_end_with_their_loader(built):
     done = under(built, "threadhist", "--end-after", "0", workload=adding(built))
     assert done.returncode == 1
     assert "the loader ended with 0: its links ended with it" in done.stderr
+
+
+def test_a_loader_that_a_script_starts_ends_too(built, tmp_path):
+    if built.loader is None:
+        pytest.skip("there is no libbpf.so.1 on this machine")
+    script, number = tmp_path / "script", tmp_path / "number"
+    command = shlex.join([str(built.loader), str(PROGRAMS / "threadhist.bpf.o")])
+    script.write_text(f"#!/bin/sh\n{command} &\necho $! >{number}\nwait\n")
+    script.chmod(0o755)
+    done = egpu("run", "--sim", "--loader-wait", "0.2", "--loader", script, "--", *adding(built))
+    assert done.returncode == 0, done.stderr
+    process, deadline = Path(f"/proc/{number.read_text().strip()}"), time.monotonic() + 10
+    while process.exists() and time.monotonic() < deadline:  # until its new parent has seen it end
+        time.sleep(0.05)
+    assert not process.exists()
 
 
 def test_a_loader_that_has_closed_its_output(built, tmp_path):

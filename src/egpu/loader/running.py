@@ -80,17 +80,33 @@ class Loader:
     def end(self, patience_s: float) -> int | None:
         """Give it ``patience_s`` to show its last numbers, then ask it to end as Control-C does.
 
-        Its exit status, negative for a signal; None if it had to be killed.
+        So is every process that it started and that asks, as a script's is.  Its exit status,
+        negative for a signal; None if one had to be killed.
         """
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(patience_s)
+        if self._over(patience_s):
+            return self._process.returncode
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._process.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return self._process.wait(_INTERRUPTED_S)
-        self._process.kill()
+            self._signal(number)
+            if self._over(_INTERRUPTED_S):
+                return self._process.returncode
+        self._signal(signal.SIGKILL)
         self._process.wait()
         return None
+
+    def _over(self, patience_s: float) -> bool:
+        """Whether it ends in time, and all of its processes that ask."""
+        deadline = time.monotonic() + patience_s
+        while self.running() or self.server.processes():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.server.processes() - {self._process.pid}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+        self._process.send_signal(number)
 
 
 @contextmanager
@@ -106,8 +122,7 @@ def start_loader(argv: Sequence[str], options: Options) -> Iterator[Loader]:
             try:
                 yield loader
             finally:
-                if loader.running():
-                    loader.end(0)
+                loader.end(0)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

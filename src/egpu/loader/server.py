@@ -7,10 +7,12 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from egpu.agent.channel import peer
 from egpu.bpf.program import AttachPoint, Object
 from egpu.errors import AgentError, EgpuError, UnsupportedError
 from egpu.loader import protocol as wire
@@ -60,7 +62,12 @@ class LoaderServer:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket.bind(str(self.socket_path))
         self._socket.listen(8)
+        self._processes: Counter[int] = Counter()  # of connections, by pid
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def processes(self) -> frozenset[int]:
+        """The processes that ask now: the loader, or others that it has started."""
+        return frozenset(+self._processes)
 
     @property
     def attached(self) -> bool:
@@ -128,6 +135,8 @@ class LoaderServer:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:
+            process, _ = peer(connection)
+            self._processes[process] += 1
             try:
                 while (head := _exactly(connection, wire.REQUEST_SIZE)) is not None:
                     request = wire.decode_request(head)
@@ -137,6 +146,8 @@ class LoaderServer:
                     connection.sendall(self._answer(request, payload))
             except (AgentError, OSError, struct.error) as error:
                 self.problems.append(f"the connection to the loader was closed: {error}")
+            finally:
+                self._processes[process] -= 1
 
     def _answer(self, request: Request, payload: bytes) -> bytes:
         with self._lock:
