@@ -57,8 +57,11 @@ def test_only_a_kernel_each(modules):
 
 
 def body(text):
-    """The module without its instructions: declarations start a line."""
-    return "\n".join(line for line in text.splitlines() if line.startswith("."))
+    """The module without its instructions: declarations start a line.  The header of zeros that
+    stands for a launch is there for programs that ask for the time."""
+    header = ".global .align 16 .b8 egpu_exec_header["
+    lines = [line for line in text.splitlines() if line.startswith(".")]
+    return "\n".join(line for line in lines if not line.startswith(header))
 
 
 @pytest.mark.parametrize("arch", ARCHES)

@@ -14,7 +14,7 @@ from egpu.splice import splice_ptx
 
 KERNELS = Path(__file__).parents[1] / "unit" / "splice" / "kernels"
 SEEDS = {path.name: path.read_text() for path in sorted(KERNELS.glob("*.ptx"))}
-LAYOUT = ArenaLayout(1, (), 4096, 4096, 0)
+LAYOUT = ArenaLayout(1, (), 4096, 4096, 0, 0)
 PROBES = tuple(
     DeviceCode(
         Target.PTX,

@@ -234,6 +234,7 @@ def test_a_temporary_directory_with_a_long_name(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setenv("EGPU_RUNTIME_DIR", str(tmp_path / "run"))  # sessions and pins stay there
     done = egpu("run", "kernelcount", "--sim", "--json", "--", *workload())
     assert done.returncode == 0, done.stderr
     assert len(totals_and_report(done.stdout)[1]["kernels"]) == 5

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from egpu.maps.layout import (
     ARENA_HEADER,
+    ARENA_HEADER_SIZE,
     BLOOM_CONTROL_SIZE,
     DEQUE_CELL,
     DEQUE_CONTROL,
@@ -43,6 +44,7 @@ from egpu.maps.layout import (
 
 __all__ = [
     "ARENA_HEADER",
+    "ARENA_HEADER_SIZE",
     "BLOOM_CONTROL_SIZE",
     "DEQUE_CELL",
     "DEQUE_CONTROL",

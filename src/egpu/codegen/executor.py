@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from egpu.codegen.arena import LAUNCH_BLOCK, ArenaLayout
+from egpu.codegen.arena import ARENA_HEADER_SIZE, LAUNCH_BLOCK, ArenaLayout
 from egpu.codegen.device_code import Relocation, RelocKind
 from egpu.codegen.lower import Lowered, lower
 from egpu.codegen.probe import KERNEL_ATTRIBUTES
@@ -15,6 +15,10 @@ from egpu.verifier.verified import VerifiedProgram
 KERNEL = "egpu_exec"
 OPERATE_KERNEL = "egpu_operate"
 _PLACE = re.compile(r"mov\.b64\s+(%\w+),\s*(__egpu_\w+);")
+# An arena's header of zeros, for programs that read no more of a launch.
+_HEADER = f"{KERNEL}_header"
+_HEADER_DECLARED = f".global .align 16 .b8 {_HEADER}[{ARENA_HEADER_SIZE}];"
+_HEADER_AT = Relocation(RelocKind.LAUNCH, LAUNCH_BLOCK["device_arena"][0])
 # Parameters of OPERATE_KERNEL that stand for fields of the launch block.
 _ARENAS = {LAUNCH_BLOCK["device_arena"][0]: 4, LAUNCH_BLOCK["host_arena"][0]: 5}
 
@@ -23,11 +27,16 @@ def compile_executor_ptx(vp: VerifiedProgram) -> str:
     """PTX with the kernel ``egpu_exec(u64 memory, u64 stride, u64 results, u64 count)``.
 
     Thread t < count of the grid (one-dimensional) runs the program with r1 = memory + t * stride
-    and r2 = the size that the verifier was given, and writes r0 to ``results[t]``.  Raises
-    TypeError for anything that the verifier did not make, UnsupportedError for a program that needs
-    an arena (maps, launch fields).
+    and r2 = the size that the verifier was given, and writes r0 to ``results[t]``.  There is no
+    launch: times are the device's own, and who launched reads as 0.  Raises TypeError for anything
+    that the verifier did not make, UnsupportedError for a program that needs an arena (maps,
+    budgets, other launch fields).
     """
     lowered = lower(vp, Machine.NVPTX)
+    if lowered.symbols == (_HEADER_AT,) and vp.facts.budget is None:
+        text = emit_ptx(lowered.module(_kernel(lowered, vp, KERNEL, "")))
+        text = _PLACE.sub(rf"mov.u64 \1, {_HEADER};", text)
+        return text.replace(".visible .entry", f"{_HEADER_DECLARED}\n.visible .entry", 1)
     if lowered.symbols:
         names = ", ".join(sorted(symbol.symbol for symbol in lowered.symbols))
         raise UnsupportedError(

@@ -14,8 +14,6 @@
 #define RECENT 8
 #define PER_SM 16
 
-/* All threads after 200 entries are slow by nature: beside other maps, fewer of them. */
-enum { RARELY = PARTS == RECENT ? 3 : 63 };
 enum { KEYS = 1000, FEW = 200, ROOM = 100, PLACES = 50, LATEST = 200 };
 enum { THREADS, WON, LOST, INSERTED, PRESENT, DELETED, ABSENT, FILLED, REFUSED, KEPT, BUSY, OTHER, RESULTS };
 
@@ -131,7 +129,7 @@ int mix(struct egpu_ctx *c)
 	note(answer == 0 ? FILLED : answer == -7 ? REFUSED : OTHER);
 #endif
 #if PARTS & RECENT
-	if (!(id & RARELY)) {
+	if (!(id & 3)) {
 		answer = bpf_map_update_elem(&recent, &id, pair, BPF_ANY);
 		note(answer == 0 ? KEPT : answer == -16 ? BUSY : OTHER);
 	}
