@@ -16,6 +16,7 @@ from egpu.maps.layout import ArenaLayout
 from egpu.session.assemble import Assembler
 from egpu.session.attached import Attachment, ProbeSet
 from egpu.session.cache import BuiltTwin, Origin, TwinCache, Way
+from egpu.session.experiments import refuse_in_machine_code
 from egpu.session.images import OpenedImages
 from egpu.splice import SPLICED_ARCHS, kernel_alone, splice_ptx, splice_sass
 
@@ -165,6 +166,7 @@ class TwinBuilder:
         if self._way(image, seen, attachments) is Way.PTX:
             return self._splice_text(image, seen, codes, layout)
         try:
+            refuse_in_machine_code(item.program for item in attachments)
             return self._splice_machine_code(image, seen, codes, layout)
         except UnsupportedError as refused:
             try:

@@ -28,8 +28,11 @@ def test_hash_maps_on_a_real_device():
         session.run(["true"], programs=HASHES, options=session.Options(simulated=False))
 
 
-def builder(machine_code):
-    obj = read_object((TOOLS / "kernelcount" / "kernelcount.bpf.o").read_bytes(), "kernelcount")
+KERNELCOUNT = TOOLS / "kernelcount" / "kernelcount.bpf.o"
+
+
+def builder(machine_code, path=KERNELCOUNT):
+    obj = read_object(path.read_bytes(), path.name)
     return TwinBuilder(
         ProbeSet([verify(program) for program in obj.programs]),
         Assembler(find_ptxas()),
@@ -96,3 +99,18 @@ def test_ptx_where_the_machine_code_is_refused(monkeypatch):
     refused = builder(machine_code=True).resolve(seen)
     assert isinstance(refused, Refused)
     assert refused.reason == "not supported: this kernel"
+
+
+@needs_ptxas
+@pytest.mark.parametrize("name", ["zstd.fatbin", "machine_code.fatbin"])
+def test_hash_maps_in_machine_code(name):
+    """PTX instead, or nothing where there is none."""
+    data = (IMAGES / name).read_bytes()
+    seen = KernelSeen(1, DeviceInfo(0, 9, 0, 132, "test"), "add", 1, 1, image=lambda: data)
+    made = builder(machine_code=True, path=HASHES.with_name("hash_counts.bpf.o"))
+    answer = made.resolve(seen)
+    if name == "zstd.fatbin":
+        assert [report.way for report in made.reports()] == [Way.PTX]
+    else:
+        assert isinstance(answer, Refused)
+        assert "hash map, in machine code" in answer.reason
