@@ -87,14 +87,21 @@ class Assembler:
         return self._ptxas.version if self._ptxas else "the driver's own compiler (no ptxas found)"
 
     def assemble(
-        self, text: str, target: str, device: int, *, original: Callable[[], str] | None = None
+        self,
+        text: str,
+        target: str,
+        device: int,
+        *,
+        original: Callable[[], str] | None = None,
+        sites: int = 1,
     ) -> bytes:
         """Machine code of ``text`` for a device of arch ``device`` (90), or the text itself
         (NUL-terminated) without ptxas.  ``target`` is the text's ``.target``.
 
         ptxas takes registers freely, and a twin with fewer resident blocks is not used.  So a twin
         that takes more than the kernel by itself (``original`` gives its text) is held to the
-        kernel's number, if that spills a few registers at most.
+        kernel's number, if that spills a few registers at most at each of ``sites``, of which a
+        thread passes one or two.
 
         Raises UnsupportedError with the assembler's first message if it refuses the text.
         """
@@ -110,7 +117,7 @@ class Assembler:
         if free.registers <= limit:
             return free.image
         held = _run(self._ptxas, text, (f"-maxrregcount={limit}", *arguments))
-        few = held.spilled - bare.spilled <= _SPILL_LIMIT
+        few = held.spilled - bare.spilled <= _SPILL_LIMIT * max(1, sites)
         return held.image if few else free.image
 
     def machine_code(self, text: str, architecture: str) -> bytes:

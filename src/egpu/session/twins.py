@@ -197,6 +197,7 @@ class TwinBuilder:
                 spliced.target,
                 seen.device.arch,
                 original=lambda: kernel_alone(module, seen.kernel, layout),
+                sites=spliced.entry_sites + spliced.exit_sites,
             )
         return BuiltTwin(
             image=code,

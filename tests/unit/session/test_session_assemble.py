@@ -22,13 +22,13 @@ echo "ptxas info    : Used $used registers, used 0 barriers" >&2
 
 @pytest.fixture
 def made(tmp_path):
-    def make(**numbers):
+    def make(*, sites=1, **numbers):
         path, log = tmp_path / "ptxas", tmp_path / "log"
         log.unlink(missing_ok=True)
         path.write_text(SCRIPT.format(log=log, **numbers))
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         image = Assembler(Ptxas(str(path), "1")).assemble(
-            "twin", "sm_80", 90, original=lambda: "alone"
+            "twin", "sm_80", 90, original=lambda: "alone", sites=sites
         )
         return int(image), log.read_text().splitlines()
 
@@ -51,6 +51,12 @@ def test_a_twin_is_held_to_the_kernels_step(made, numbers, used, runs):
     if runs == 3:
         limit = int(re.search(r"-maxrregcount=(\d+)", log[-1])[1])
         assert limit == max(32, -(-numbers["alone"] // 8) * 8)
+
+
+@pytest.mark.parametrize(("spilled", "used"), [(128, 32), (132, 40)])
+def test_every_site_may_spill(made, spilled, used):
+    got, _ = made(sites=2, free=40, alone=12, held=32, spilled=spilled)
+    assert got == used
 
 
 KERNEL = """
