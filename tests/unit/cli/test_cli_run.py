@@ -306,7 +306,9 @@ def test_the_end_is_noticed_however_rarely_records_are_collected():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_asks_egpu_to_end_asks_the_workload(number):
-    with subprocess.Popen(["sleep", "60"]) as process:
+    # Under nohup the tests ignore SIGHUP, and so would what they start.
+    ready = ["env", f"--default-signal={signal.Signals(number).name}", "sleep", "60"]
+    with subprocess.Popen(ready) as process:
 
         class Workload(FakeSession):
             pid = process.pid
