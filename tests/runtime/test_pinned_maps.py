@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import pytest
 from test_host_maps import FACTORS, FIRST, PRESENT, PROGRAM, SECOND, running
-from test_runtime_cli import ROOT, egpu, pytestmark, workload
+from test_runtime_cli import NATIVE, ROOT, egpu, pytestmark, workload
 
 import egpu as api
 from egpu.errors import AgentError, InputError, MapError
@@ -208,7 +208,8 @@ with running(Path({scene!r}), pins={{"blocks": "b"}}) as (session, stepper):
 
 def test_a_session_that_was_killed(scene):
     scene.mkdir()
-    paths = [str(ROOT / "tests" / "runtime"), str(ROOT / "src")]
+    imported = NATIVE.parents[1]  # from the tree or installed
+    paths = [str(ROOT / "tests" / "runtime"), str(imported)]
     script = KILLED.format(paths=paths, scene=str(scene))
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import egpu
 from egpu.cli import app, cuda_device, main
 from egpu.cli.object_run import plain, shown
 from egpu.errors import EgpuError, InputError, VerifierError
@@ -291,7 +292,8 @@ def test_an_answer_that_cannot_be_written_is_named(run):
 def test_a_closed_stream_is_no_failure(tmp_path, words, stream):
     """What would have been written goes nowhere; the exit code is what it would have been."""
     places = {"EGPU_CACHE_DIR": str(tmp_path / "cache"), "EGPU_RUNTIME_DIR": str(tmp_path / "run")}
-    environment = os.environ | places | {"PYTHONPATH": str(ROOT / "src")}
+    imported = str(Path(egpu.__file__).parents[1])  # from the tree or installed
+    environment = os.environ | places | {"PYTHONPATH": imported}
     script = f'exec "$@" {stream}'
     command = ["/bin/sh", "-c", script, "sh", sys.executable, "-m", "egpu", *words]
     done = subprocess.run(command, capture_output=True, input=b"\xff", check=False, env=environment)
