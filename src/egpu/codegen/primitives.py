@@ -77,8 +77,6 @@ _PTX_FUNCTIONS = (
          "shfl.sync.idx.b32 $0, $1, $2, 31, $3;", "=r,r,r,r", "convergent"),
     # Section 9.7.13.2: also orders memory among the lanes of the mask.
     _asm("sync", "void", "i32 %m", "bar.warp.sync $0;", "r,~{memory}", "convergent"),
-    # Section 9.7.13.16: nanoseconds, about; twice as many at most.
-    _asm("pause", "void", "i32 %t", "nanosleep.u32 $0;", "r"),
     _asm("fence_sys", "void", "", "fence.sc.sys;", "~{memory}"),
     _asm("fence_gpu", "void", "", "fence.sc.gpu;", "~{memory}"),
     _asm("load_gpu", "i64", "i64 %a", "ld.relaxed.gpu.global.b64 $0, [$1];", "=l,l,~{memory}"),
@@ -139,7 +137,6 @@ _HOST_FUNCTIONS = (
     _function("match", "i32", "i64 %v, i32 %m", "  ret i32 %m"),
     _function("shuffle32", "i32", "i32 %v, i32 %s, i32 %m", "  ret i32 %v"),
     _function("sync", "void", "i32 %m", "  ret void"),
-    _function("pause", "void", "i32 %t", "  ret void"),
     _function("fence_sys", "void", "", "  fence seq_cst\n  ret void"),
     _function("fence_gpu", "void", "", "  fence seq_cst\n  ret void"),
     _function("load_gpu", "i64", "i64 %a",

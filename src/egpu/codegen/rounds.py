@@ -1,8 +1,7 @@
 """Rounds of trying: all lanes that begin one together end it together, holding nothing.
 
 So a lane never waits for one that cannot go on, in its own warp or elsewhere: what another thread
-has under way, it finishes without waiting for anybody.  A pause before each further round, longer
-every time, leaves the memory that all of them look at to those that are getting on.
+has under way, it finishes without waiting for anybody.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from dataclasses import dataclass
 from egpu.codegen.ir import Body
 
 ROUNDS = 1 << 20  # after which others are thought to be at it for ever
-_LONGEST = 64  # rounds after which pauses grow no more
-_PAUSE_BITS = 6  # 64 ns for each round before, 4 us at most
 _PENDING = 1  # no helper gives it
 
 
@@ -88,13 +85,7 @@ def rounds(body: Body, give_up: Callable[[], str]) -> Iterator[Rounds]:
     ask = body.fresh("ask")
     body.branch_if(pending, ask, done)
     body.label(ask)
-    pause = body.fresh("pause")
-    body.branch_if(more, pause, given_up)
-    body.label(pause)
-    longer = body.compare("ult", "i64", number, str(_LONGEST))
-    times = body.resize(body.select(longer, "i64", number, str(_LONGEST)), 64, 32)
-    body.call_void("egpu.pause", f"i32 {body.binary('shl', 'i32', times, str(_PAUSE_BITS))}")
-    body.branch(start)
+    body.branch_if(more, start, given_up)
     body.label(given_up)
     body.store("i64", give_up(), "ptr", made.result, 8)
     body.branch(done)
