@@ -124,7 +124,8 @@ def test_as_a_list(steps, size, kind):
 @settings(max_examples=10, deadline=None)
 @given(
     values=st.sets(st.integers(0, 2**32 - 1), min_size=1, max_size=20),
-    others=st.sets(st.integers(0, 2**32 - 1), max_size=20),
+    # Enough that chance alone cannot have half of them seem to be there.
+    others=st.sets(st.integers(0, 2**32 - 1), min_size=40, max_size=60),
     extra=st.sampled_from([0, 1, 3, 15]),
 )
 def test_bloom_filter(values, others, extra):
@@ -151,7 +152,7 @@ def test_bloom_filter(values, others, extra):
             assert both(PUSH, value) == 0
         assert {both(PEEK, value) for value in values} == {0}
         missed = [both(PEEK, value) for value in others - values]
-        assert missed.count(0) <= 4 + len(missed) // 2  # a few may be said to be there
+        assert missed.count(0) <= len(missed) // 2
 
 
 def memory_of(data):
