@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /* Entry and exit counted per SM: one lane adds for all lanes that are there with it. */
+#ifndef KERNELS
+#define KERNELS "*_probed"
+#endif
 #include "egpu.bpf.h"
 
 struct {
@@ -25,14 +28,14 @@ static __always_inline void count(struct egpu_ctx *ctx, __u32 which)
 		*value += lanes(ctx->active_mask);
 }
 
-SEC("kprobe.warp/*_probed")
+SEC("kprobe.warp/" KERNELS)
 int entered(struct egpu_ctx *ctx)
 {
 	count(ctx, 0);
 	return 0;
 }
 
-SEC("kretprobe.warp/*_probed")
+SEC("kretprobe.warp/" KERNELS)
 int left(struct egpu_ctx *ctx)
 {
 	count(ctx, 1);

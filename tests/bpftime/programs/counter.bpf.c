@@ -1,4 +1,7 @@
 /* 1, the shape of cuda-counter: calls and time of each process, every thread. */
+#ifndef NAME
+#define NAME(name) cuda__##name
+#endif
 #include "examples.h"
 
 MAP(start_ts, BPF_MAP_TYPE_HASH, 1024);
@@ -6,7 +9,7 @@ MAP(total_time_ns, BPF_MAP_TYPE_HASH, 1024);
 MAP(call_count, BPF_MAP_TYPE_HASH, 1024);
 
 SEC("kprobe/" VADD)
-int cuda__probe(void)
+int NAME(probe)(void)
 {
 	struct xyz block, thread;
 	__u64 now = bpf_get_globaltimer();
@@ -22,7 +25,7 @@ int cuda__probe(void)
 }
 
 SEC("kretprobe/" VADD)
-int cuda__retprobe(void)
+int NAME(retprobe)(void)
 {
 	struct xyz thread;
 	__u64 now = bpf_get_globaltimer();

@@ -1,19 +1,25 @@
 /* 7, the shape of launchlate: time from the call to the kernel's start, in bins of
  * powers of ten. */
+#ifndef SHARED
+#define SHARED BPF_MAP_TYPE_ARRAY
+#define HISTOGRAM 1503
+#define FLAGS 0
+#define SITE "kprobe/" VADD
+#endif
 #include "examples.h"
 
 #define TABLE(name, kind, entries)                                                                 \
 	struct {                                                                                   \
 		__uint(type, kind);                                                                \
 		__uint(max_entries, entries);                                                      \
-		__uint(map_flags, 0);                                                             \
+		__uint(map_flags, FLAGS);                                                         \
 		__type(key, __u32);                                                                \
 		__type(value, __u64);                                                              \
 	} name SEC(".maps")
 
-TABLE(time_histogram, 1503, 10);
-TABLE(last_uprobe_time, BPF_MAP_TYPE_ARRAY, 32);
-TABLE(clock_offset, BPF_MAP_TYPE_ARRAY, 32);
+TABLE(time_histogram, HISTOGRAM, 10);
+TABLE(last_uprobe_time, SHARED, 32);
+TABLE(clock_offset, SHARED, 32);
 
 SEC("uprobe")
 int launching(void)
@@ -25,7 +31,7 @@ int launching(void)
 	return 0;
 }
 
-SEC("kprobe/" VADD)
+SEC(SITE)
 int cuda__start(void)
 {
 	__u32 key = 0, bin = 0;
