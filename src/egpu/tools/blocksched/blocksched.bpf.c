@@ -8,7 +8,7 @@
  *
  * Nothing waits: what is given up is counted in `lost`, a full ring counts what it dropped.
  */
-#include "egpu.bpf.h"
+#include "../meeting.h"
 
 #define SLOTS (1 << 16) /* of blocks that are on the device at one time */
 
@@ -63,27 +63,6 @@ struct {
 static __always_inline void add(__u64 *sum, __u64 amount)
 {
 	__atomic_fetch_add(sum, amount, __ATOMIC_RELAXED);
-}
-
-/* Keeps the compiler from making a flag, by a branch, of what a compare-and-swap gave, and from
- * branching again on that. */
-#define OPAQUE(value) asm volatile("" : "+r"(value))
-
-static __always_inline __u64 swap(__u64 *at, __u64 old, __u64 new)
-{
-	__u64 was = __sync_val_compare_and_swap(at, old, new);
-
-	OPAQUE(was);
-	return was;
-}
-
-/* How many bits are set. */
-static __always_inline __u32 lanes(__u32 mask)
-{
-	mask -= (mask >> 1) & 0x55555555;
-	mask = (mask & 0x33333333) + ((mask >> 2) & 0x33333333);
-	mask = (mask + (mask >> 4)) & 0x0f0f0f0f;
-	return (mask * 0x01010101) >> 24;
 }
 
 static __always_inline struct lost *losses(void)
