@@ -1,9 +1,12 @@
 """What map operations cost on a real GPU: rates, and ratios to the same atomics without a map.
 
-    python bench/maps.py [--only rates|million|rings|micro]... [--json FILE]
+    python bench/maps.py [--only PART]... [--json FILE] [--sim]
 
-A time is the median of launches less that of the same kernel without a probe; every sum is checked
-against the number of threads, and a wrong one ends the benchmark without a number.
+Parts: rates, hashes, pinned, million, rings, micro, micro_hash.  A time is the median of launches
+less that of the same kernel without a probe; every sum is checked against the number of threads,
+and a part with a wrong one gives no rates.  FILE is written as rows are measured: what a run that
+was cut short had measured is there as "raw", and was not checked.  ``--sim`` tries it all out on
+the simulated device with few threads; its times mean nothing.
 """
 
 from __future__ import annotations
@@ -11,34 +14,183 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path[:0] = [str(HERE), str(ROOT / "src"), str(ROOT / "tests" / "gpu")]
+from measuring import BLOCK, ROOT, Measured, Plan, build, measure, say
 
-from building import build_native, command  # noqa: E402 - the path above comes first
+_MILLION_BYTES = 32 << 20  # 4 words for each of a million keys
+_LAUNCHES = 10
 
-# Kernel of bench/maps.cu: (the kernel that does the same itself, the map whose sum is checked).
-RATES = {
-    "array_one": ("native_array_one", "one"),
-    "array_spread": ("native_array_spread", "spread"),
-    "sm_thread": ("native_sm_thread", "per_sm"),
-    "sm_warp": ("native_sm_warp", "per_sm"),
-    "hash_add_uniform": ("native_hash_add_uniform", "rates.bpf.o.add_uniform"),
-    "hash_add_zipf": ("native_hash_add_zipf", "add_zipf"),
-    "hash_put_uniform": ("native_hash_put_uniform", ""),
-    "hash_put_zipf": ("native_hash_put_zipf", ""),
-    "pinned_add_uniform": ("native_hash_add_uniform", "rates_pinned.bpf.o.add_uniform"),
-    "pinned_put_uniform": ("native_hash_put_uniform", ""),
-    "pinned_put_zipf": ("native_hash_put_zipf", ""),
-}
-MILLION = {"hash_add_million": ("native_hash_add_million", "add_million")}
+
+@dataclass(frozen=True)
+class Scale:
+    """How large: threads of a launch, launches of a row, the reader's pause (us) after a launch."""
+
+    threads: int
+    launches: int
+    pause_us: int
+    size_divisor: int = 1
+
+
+FULL = Scale(threads=1 << 22, launches=_LAUNCHES, pause_us=60_000)
+SMALL = Scale(threads=1024, launches=1, pause_us=1_000, size_divisor=1000)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A probed kernel of bench/maps.cu, the one that does the same itself, the map that counts."""
+
+    kernel: str
+    bare: str
+    counter: str = ""
+
+
+RATES = (
+    Operation("array_one", "native_array_one", "one"),
+    Operation("array_spread", "native_array_spread", "spread"),
+    Operation("sm_thread", "native_sm_thread", "per_sm"),
+    Operation("sm_warp", "native_sm_warp", "per_sm"),
+)
+HASHES = (
+    Operation("hash_put_uniform", "native_hash_put_uniform"),
+    Operation("hash_add_uniform", "native_hash_add_uniform", "add_uniform"),
+    Operation("hash_put_zipf", "native_hash_put_zipf"),
+    Operation("hash_add_zipf", "native_hash_add_zipf", "add_zipf"),
+)
+PINNED = (
+    Operation("pinned_put_uniform", "native_hash_put_uniform"),
+    Operation("pinned_add_uniform", "native_hash_add_uniform", "add_uniform"),
+    Operation("pinned_put_zipf", "native_hash_put_zipf"),
+)
+MILLION = (Operation("hash_add_million", "native_hash_add_million", "add_million"),)
+
+Keep = Callable[[list[dict]], None]
+Ways = tuple[Path, Keep, bool]  # where things are built, who keeps rows, whether it is simulated
+
+
+def operations(
+    chosen: tuple[Operation, ...], program: str, scale: Scale, ways: Ways
+) -> dict[str, object]:
+    """Operations per second, and the time of each as a multiple of the bare atomics' or stores'."""
+    bare = dict.fromkeys(each.bare for each in chosen)
+    shape = f"{scale.threads // BLOCK} {BLOCK} 0 {scale.launches} 0"
+    kernels = ("idle", *bare, *(each.kernel for each in chosen))
+    counters = tuple(dict.fromkeys(each.counter for each in chosen if each.counter))
+    plan = Plan(
+        "maps",
+        (program,),
+        f"memory device {3 * _MILLION_BYTES}",
+        tuple(f"each {kernel} {shape}" for kernel in kernels),
+        maps=counters,
+    )
+    found = measured(plan, ways)
+    for name in counters:
+        ran = (found.threads(each.kernel) for each in chosen if each.counter == name)
+        check(name, found.sums[name], sum(ran))
+    idle, rows = found.row("idle")["us"], []
+    for each in chosen:
+        row, bare_row = found.row(each.kernel), found.row(each.bare)
+        own, alone = (max(one["us"] - idle, 0.001) for one in (row, bare_row))
+        rows.append(
+            {
+                "operation": each.kernel,
+                "giga_per_s": round(row["threads"] / own / 1e3, 2),
+                "bare_giga_per_s": round(row["threads"] / alone / 1e3, 2),
+                "times_bare": round(own / alone, 2),
+                "kernel_us": row["us"],
+                "bare_us": bare_row["us"],
+            }
+        )
+    return {"idle_us": idle, "rows": rows}
+
+
+def measured(plan: Plan, ways: Ways) -> Measured:
+    folder, keep, simulated = ways
+    return measure(plan, folder, keep, simulated=simulated)
+
+
+def check(what: str, found: int, expected: int) -> None:
+    """End without rates if a sum is not what it must be."""
+    if found != expected:
+        sys.exit(f"{what}: {found:,}, expected {expected:,}")
+
+
+# Records of a thread each; where each warp has one, 16 times as many threads.
 RECORDS = tuple((kind, size) for kind in ("thread", "warp") for size in (16, 32, 64))
+_RING_THREADS = {"thread": 1 << 20, "warp": 1 << 24}
+_PER_RECORD = {"thread": 1, "warp": 32}
+_HEADER = 16  # bytes of a ring's group, which is what a warp writes at once
+_LINK_BYTES = 64 << 20
+
+
+def rings(scale: Scale, ways: Ways) -> dict[str, object]:
+    """Bytes per second into rings in host memory, as shares of bare stores' and of the link's."""
+    divisor = FULL.threads // scale.threads
+    link = _LINK_BYTES // divisor
+    shapes = {
+        kind: f"{threads // divisor // BLOCK} {BLOCK} 0 {scale.launches}"
+        for kind, threads in _RING_THREADS.items()
+    }
+    rows = [f"copy link_copy 1 1 {link} {scale.launches} 0"]
+    rows += [f"each link_store {link // 16 // BLOCK} {BLOCK} 0 {scale.launches} 0"]
+    for kind, shape in shapes.items():
+        rows += [f"each idle_{kind} {shape} 0"]
+        rows += [f"each native_{kind}_{size} {shape} 0" for k, size in RECORDS if k == kind]
+        pauses = f"{shape} {scale.pause_us}"
+        rows += [f"each ring_{kind}_{size} {pauses}" for k, size in RECORDS if k == kind]
+    plan = Plan("rings", ("rates_ring",), f"memory host {3 * link}", tuple(rows), rings=("ring",))
+    found = measured(plan, ways)
+    what = found.rings["ring"]
+    produced = sum(
+        found.threads(f"ring_{kind}_{size}") // _PER_RECORD[kind] for kind, size in RECORDS
+    )
+    check("records received and dropped", what["received"] + what["dropped"], produced)
+    check("holes", what["holes"], 0)
+    copied = link / found.row("link_copy")["us"] / 1e3
+    stored = link / found.row("link_store")["us"] / 1e3
+    return {
+        "link_copy_gigabytes_per_s": round(copied, 2),
+        "link_store_gigabytes_per_s": round(stored, 2),
+        "reader_gigabytes_per_s": round(found.read_bytes / max(found.read_s, 1e-9) / 1e9, 2),
+        **what,
+        "rows": [ring_row(found, kind, size, max(copied, stored)) for kind, size in RECORDS],
+    }
+
+
+def ring_row(found: Measured, kind: str, size: int, link: float) -> dict[str, object]:
+    row, native = (found.row(f"{which}_{kind}_{size}") for which in ("ring", "native"))
+    idle = found.row(f"idle_{kind}")["us"]
+    own, bare = (max(each["us"] - idle, 0.001) for each in (row, native))
+    count = row["threads"] // _PER_RECORD[kind]
+    groups = row["threads"] // 32 * _HEADER  # bytes
+    return {
+        "records": f"{size} bytes per {kind}",
+        "mega_records_per_s": round(count / own, 1),
+        "gigabytes_per_s": round(count * size / own / 1e3, 2),
+        "with_headers": round((count * size + groups) / own / 1e3, 2),
+        "bare_gigabytes_per_s": round(count * size / bare / 1e3, 2),
+        "share_of_bare": round(bare / own, 3),
+        "share_of_link": round(count * size / own / 1e3 / link, 3),
+        "kernel_us": row["us"],
+    }
+
+
+# bpftime's sizes: elements, launches of a tenth of its number, threads, blocks.
+SIZES = {
+    "tiny": (32, 1000, 32, 1),
+    "small": (1000, 1000, 256, 4),
+    "medium": (10_000, 1000, 256, 40),
+    "large": (100_000, 100, 512, 196),
+    "xlarge": (1_000_000, 100, 512, 1954),
+}
+MODES = (
+    *("baseline", "control", "empty", "entry", "exit_only", "both", "globaltimer"),
+    *("array_update", "array_lookup", "per_thread_lookup", "gpu_array_update", "gpu_array_lookup"),
+    *("shared_array_update", "shared_array_lookup", "memtrace", "ring_output"),
+)
+HASH_MODES = ("baseline", "hash_lookup", "hash_update", "hash_delete")
 # What bpftime's authors publish for these on an RTX 5090, as ratios to their baseline.
 PUBLISHED = {
     "empty": {"tiny": 1.19, "xlarge": 1.55},
@@ -55,145 +207,59 @@ PUBLISHED = {
 }
 
 
-START = time.monotonic()
-
-
-def say(what: str) -> None:
-    """Progress, so that one sees where a slow run is."""
-    print(f"{time.monotonic() - START:6.1f} s  {what}", file=sys.stderr, flush=True)
-
-
-def build(folder: Path, names: list[str]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    build_native()
-    for name in names:
-        source = HERE / f"{name}.cu"
-        command("nvcc", "-std=c++17", "-O2", "-arch=sm_90", source, "-o", folder / name)
-    say("built")
-
-
-def run_probed(
-    argv: list[str], programs: list[str], names: set[str], watch: Callable | None = None
-) -> tuple[dict, dict]:
-    """The workload's JSON, and the totals of maps; ``watch`` runs beside the workload."""
-    from egpu import session  # noqa: PLC0415 - its native parts are built by now
-
-    paths = [str(HERE / "probes" / f"{name}.bpf.o") for name in programs]
-    options = session.Options(hash_maps=True, allow_occupancy_loss=True)
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as output:
-        shell = ["sh", "-c", 'exec "$0" "$@" > ' + output.name, *argv]
-        with session.run(shell, programs=paths, options=options) as running:
-            ended = threading.Event()
-            watcher = threading.Thread(target=watch or (lambda *_: None), args=(running, ended))
-            watcher.start()
-            code = running.wait()
-            ended.set()
-            watcher.join()
-            text = output.read()
-            say("workload ended")
-            if code != 0:
-                sys.exit(f"{argv[0]}: exit {code}: {text}")
-            sums = {name: total(running.maps[name]) for name in names}
-            say("maps read")
-        return json.loads(text.strip().splitlines()[-1]), sums
-
-
-def total(view: object) -> object:
-    """The sum of all values of a map of numbers; what became of a ring's records."""
-    if hasattr(view, "totals"):
-        for _ in view.finish():
-            pass
-        return view.totals()
-    if hasattr(view, "_raw_read"):  # a million entries, which nobody needs decoded
-        rows = (values[0].tobytes() for _, values in view._raw_read())
-        return sum(int.from_bytes(row, "little") for row in rows)
-    return sum(view.values())
-
-
-def rates(folder: Path) -> dict:
-    """Operations per second, and the time of each as a multiple of the bare atomics' or stores'."""
-    argv = [str(folder / "maps"), "10"]
-    return rows_of(argv, ["rates", "rates_pinned"], RATES)
-
-
-def million(folder: Path) -> dict:
-    """The same with a map of a million entries."""
-    argv = [str(folder / "maps"), "10", str(1 << 22), "million"]
-    return rows_of(argv, ["rates_million"], MILLION)
-
-
-def rows_of(argv: list[str], programs: list[str], operations: dict) -> dict:
-    names = {name for _, name in operations.values() if name}
-    result, sums = run_probed(argv, programs, names)
-    times, threads = result["us"], result["threads"]
-    expected = threads * result["launches"]
-    wrong = {
-        name: found
-        for name, found in sums.items()
-        if found != expected * (2 if name == "per_sm" else 1)
-    }
-    if wrong:
-        sys.exit(f"sums differ from {expected}: {wrong}")
-    rows = []
-    for name, (native, _) in operations.items():
-        own, bare = (max(times[kernel] - times["idle"], 0.001) for kernel in (name, native))
-        rows.append(
-            {
-                "operation": name,
-                "giga_per_s": round(threads / own / 1e3, 2),
-                "bare_giga_per_s": round(threads / bare / 1e3, 2),
-                "times_bare": round(own / bare, 2),
-                "kernel_us": times[name],
-                "bare_us": times[native],
-            }
-        )
-    return {"threads": threads, "idle_us": times["idle"], "rows": rows}
-
-
-def rings(folder: Path) -> dict:
-    """Bytes per second into rings that a reader drains, and the share of bare stores' rate."""
-
-    def drain(running: object, ended: threading.Event) -> None:
-        last = False
-        while not last:
-            last = ended.wait(0.005)
-            for _, reader in running.maps["ring"].readers():
-                for _ in reader.batches():
-                    pass
-
-    result, sums = run_probed([str(folder / "rings"), "5"], ["rates_ring"], {"ring"}, drain)
-    times, counts = result["us"], sums["ring"]
-    # 16 times as many threads where each warp has a record.
-    records = {"thread": result["threads"], "warp": result["threads"] * 16 // 32}
-    expected = sum(records[kind] for kind, _ in RECORDS) * result["launches"]
-    if counts.received + counts.dropped != expected or counts.holes:
-        sys.exit(f"ring: {counts}, expected {expected} records in all")
-    rows = []
-    for kind, size in RECORDS:
-        idle = times["idle" if kind == "thread" else "idle_warps"]
-        count = records[kind]
-        own = times[f"ring_{kind}_{size}"] - idle
-        bare = times[f"native_{kind}_{size}"] - idle
-        rows.append(
-            {
-                "records": f"{size} bytes per {kind}",
-                "mega_records_per_s": round(count / own, 1),
-                "gigabytes_per_s": round(count * size / own / 1e3, 2),
-                "bare_gigabytes_per_s": round(count * size / bare / 1e3, 2),
-                "share": round(bare / own, 3),
-            }
-        )
-    return {"dropped": counts.dropped, "received": counts.received, "rows": rows}
-
-
-def micro(folder: Path) -> dict:
+def micro(scale: Scale, ways: Ways) -> dict[str, object]:
     """Time of a launch with one small probe as a multiple of that without, by size."""
-    result, _ = run_probed([str(folder / "micro"), "10"], ["micro"], set())
-    return {
-        size: {name: round(us / times["baseline"], 3) for name, us in times.items()}
-        | {"baseline_us": times["baseline"]}
-        for size, times in result.items()
-    }
+    plan = micro_plan("micro", MODES, scale, maps=("array_map", "call_count"), rings=("events",))
+    found = measured(plan, ways)
+    # array_update sets another element to 1.
+    check("array_map", found.sums["array_map"], found.threads("array_lookup") + 1)
+    check("call_count", found.sums["call_count"], found.threads("per_thread_lookup"))
+    ring = found.rings["events"]
+    check("records", ring["received"] + ring["dropped"], found.threads("ring_output"))
+    return {"ring": ring, "sizes": by_size(found, MODES)}
+
+
+def micro_hash(scale: Scale, ways: Ways) -> dict[str, object]:
+    """The same for hash maps, where all threads have one key."""
+    found = measured(micro_plan("micro_hash", HASH_MODES, scale), ways)
+    return {"sizes": by_size(found, HASH_MODES)}
+
+
+def micro_plan(
+    program: str,
+    modes: Iterable[str],
+    scale: Scale,
+    *,
+    maps: tuple[str, ...] = (),
+    rings: tuple[str, ...] = (),
+) -> Plan:
+    steps = []
+    for elements, launches, threads, blocks in SIZES.values():
+        few = max(1, launches // scale.size_divisor)
+        grid = max(1, blocks // scale.size_divisor)
+        for mode in modes:
+            steps.append(f"batch {mode} {grid} {threads} {elements} {few} 0")
+    largest = max(threads * blocks for _, _, threads, blocks in SIZES.values())
+    return Plan(
+        "micro",
+        (program,),
+        f"memory device {3 * 4 * largest}",
+        tuple(steps),
+        maps,
+        rings,
+        budget_us=100_000,
+        thread_slots=largest,
+    )
+
+
+def by_size(found: Measured, modes: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    sizes = {}
+    for number, size in enumerate(SIZES):
+        rows = found.rows[number * len(modes) : (number + 1) * len(modes)]
+        base = rows[0]["us"]
+        sizes[size] = {row["kernel"]: round(row["us"] / base, 3) for row in rows}
+        sizes[size]["baseline_us"] = base
+    return sizes
 
 
 def print_rows(rows: list[dict]) -> None:
@@ -203,7 +269,7 @@ def print_rows(rows: list[dict]) -> None:
         print("".join(f"{row[name]!s:>22}" for name in names))
 
 
-def print_micro(result: dict) -> None:
+def print_sizes(result: dict) -> None:
     sizes = list(result)
     print(f"{'':<20}" + "".join(f"{size:>18}" for size in sizes))
     for name in next(iter(result.values())):
@@ -215,11 +281,14 @@ def print_micro(result: dict) -> None:
     print("in brackets: bpftime, as published")
 
 
-PARTS = {
-    "rates": ("maps", rates),
-    "million": ("maps", million),
+PARTS: dict[str, tuple[str, Callable[[Scale, Ways], dict]]] = {
+    "rates": ("maps", lambda scale, ways: operations(RATES, "rates", scale, ways)),
+    "hashes": ("maps", lambda scale, ways: operations(HASHES, "hashes", scale, ways)),
+    "pinned": ("maps", lambda scale, ways: operations(PINNED, "hashes_pinned", scale, ways)),
+    "million": ("maps", lambda scale, ways: operations(MILLION, "hashes_million", scale, ways)),
     "rings": ("rings", rings),
     "micro": ("micro", micro),
+    "micro_hash": ("micro", micro_hash),
 }
 
 
@@ -227,21 +296,34 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", choices=list(PARTS))
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--sim", action="store_true")
     options = parser.parse_args(arguments)
     chosen = options.only or list(PARTS)
     folder = ROOT / "build" / "bench"
-    build(folder, sorted({PARTS[name][0] for name in chosen}))
-    results = {}
+    build(folder, sorted({PARTS[name][0] for name in chosen}), native=not options.sim)
+    results: dict[str, object] = {}
+
+    def store() -> None:
+        if options.json:
+            options.json.write_text(json.dumps(results) + "\n")
+
     for name in chosen:
-        result = results[name] = PARTS[name][1](folder)
+
+        def keep(rows: list[dict], name: str = name) -> None:
+            results[name] = {"raw": rows}
+            store()
+
+        scale = SMALL if options.sim else FULL
+        result = PARTS[name][1](scale, (folder, keep, options.sim))
+        results[name] = result
+        store()
         print(f"\n{name}")
-        if name == "micro":
-            print_micro(result)
+        if "sizes" in result:
+            print_sizes(result["sizes"])
         else:
             print_rows(result["rows"])
         print(json.dumps({name: result}), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(results) + "\n")
+        say(f"{name} done")
     return 0
 
 

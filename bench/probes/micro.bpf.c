@@ -21,7 +21,6 @@ struct {
 	} name SEC(".maps")
 
 MAP(array_map, BPF_MAP_TYPE_ARRAY, 1024);
-MAP(hash_map, BPF_MAP_TYPE_HASH, 1024);
 MAP(call_count, BPF_MAP_TYPE_GPU_PER_THREAD_ARRAY, 1);
 MAP(gpu_counter, BPF_MAP_TYPE_GPU_ARRAY, 4);
 MAP(shared_counter, BPF_MAP_TYPE_GPU_KERNEL_SHARED_ARRAY, 4);
@@ -60,7 +59,7 @@ PROBE("kprobe/globaltimer", globaltimer)
 
 PROBE("kprobe/array_update", array_update)
 {
-	__u32 key = 0;
+	__u32 key = 1;
 	__u64 value = 1;
 
 	bpf_map_update_elem(&array_map, &key, &value, BPF_ANY);
@@ -74,33 +73,6 @@ PROBE("kprobe/array_lookup", array_lookup)
 
 	if (value)
 		__sync_fetch_and_add(value, 1);
-	return 0;
-}
-
-PROBE("kprobe/hash_update", hash_update)
-{
-	__u32 key = 0;
-	__u64 value = 1;
-
-	bpf_map_update_elem(&hash_map, &key, &value, BPF_ANY);
-	return 0;
-}
-
-PROBE("kprobe/hash_lookup", hash_lookup)
-{
-	__u32 key = 0;
-	__u64 *value = bpf_map_lookup_elem(&hash_map, &key);
-
-	if (value)
-		__sync_fetch_and_add(value, 1);
-	return 0;
-}
-
-PROBE("kprobe/hash_delete", hash_delete)
-{
-	__u32 key = 0;
-
-	bpf_map_delete_elem(&hash_map, &key);
 	return 0;
 }
 

@@ -23,11 +23,6 @@ struct {
 	__type(value, __u64);
 } per_sm SEC(".maps");
 
-HASH(add_uniform, 65536);
-HASH(add_zipf, 65536);
-HASH(put_uniform, 65536);
-HASH(put_zipf, 65536);
-
 SEC("kprobe/array_one")
 int array_one(struct egpu_ctx *c __attribute__((unused)))
 {
@@ -72,34 +67,6 @@ int sm_warp(struct egpu_ctx *c)
 	lanes = (((lanes + (lanes >> 4)) & 0x0f0f0f0f) * 0x01010101u) >> 24;
 	if (value)
 		*value += lanes;
-	return 0;
-}
-
-SEC("kprobe/hash_add_uniform")
-int hash_add_uniform(struct egpu_ctx *c)
-{
-	ADD(add_uniform, uniform(c));
-	return 0;
-}
-
-SEC("kprobe/hash_add_zipf")
-int hash_add_zipf(struct egpu_ctx *c)
-{
-	ADD(add_zipf, zipf(c));
-	return 0;
-}
-
-SEC("kprobe/hash_put_uniform")
-int hash_put_uniform(struct egpu_ctx *c)
-{
-	PUT(put_uniform, uniform(c));
-	return 0;
-}
-
-SEC("kprobe/hash_put_zipf")
-int hash_put_zipf(struct egpu_ctx *c)
-{
-	PUT(put_zipf, zipf(c));
 	return 0;
 }
 

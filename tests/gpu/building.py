@@ -56,20 +56,27 @@ def command(*arguments: object) -> None:
 
 
 def build_driver_program(folder: Path) -> None:
-    """Link driver.cpp against a stub with libcuda's name, made from the symbols that it needs.
+    """The workload that calls the driver itself."""
+    work = folder / "stub"
+    work.mkdir(exist_ok=True)
+    compiled = work / "driver.o"
+    command("nvcc", *CXX, "-c", WORKLOADS / "driver.cpp", "-o", compiled)
+    link_with_driver(compiled, folder / "driver")
+
+
+def link_with_driver(compiled: Path, output: Path) -> None:
+    """Link against a stub with libcuda's name, made from the symbols that ``compiled`` needs.
 
     Some machines have a driver and nothing to link with, others the reverse; this works on both.
     """
-    work = folder / "stub"
-    work.mkdir(exist_ok=True)
-    compiled, stub = work / "driver.o", work / "libcuda.so"
-    command("nvcc", *CXX, "-c", WORKLOADS / "driver.cpp", "-o", compiled)
+    folder = compiled.parent
     listing = subprocess.run(["nm", "-u", compiled], capture_output=True, text=True, check=True)
     symbols = sorted(set(re.findall(r"\bU (cu[A-Z]\w*)", listing.stdout)))
-    source = work / "stub.c"
+    source = folder / "stub.c"
     source.write_text("".join(f"int {name}(void) {{ return 34; }}\n" for name in symbols))
+    stub = folder / "libcuda.so"
     command("cc", "-shared", "-Wl,-soname,libcuda.so.1", "-o", stub, source)
-    command("c++", compiled, "-L", work, "-lcuda", "-o", folder / "driver")
+    command("c++", compiled, "-L", folder, "-lcuda", "-o", output)
 
 
 def build_native() -> None:

@@ -1,0 +1,178 @@
+"""Running a benchmark's kernels with bench/launcher.c under egpu, one row at a time.
+
+Rows are known, printed and kept as they are measured, so that a run which is cut short still says
+what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "gpu")]
+
+from building import build_native, command, link_with_driver  # noqa: E402 - the path comes first
+
+START = time.monotonic()
+BLOCK = 256  # threads
+_POLL_S = 0.002
+
+
+def say(what: str) -> None:
+    """Progress, so that one sees where a slow run is."""
+    print(f"{time.monotonic() - START:6.1f} s  {what}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the launcher is to do: kernels of ``source``.cu under ``programs``.
+
+    ``steps`` are lines of the launcher's plan.  ``maps`` are read when the workload has ended,
+    ``rings`` meanwhile.
+    """
+
+    source: str
+    programs: tuple[str, ...]
+    memory: str
+    steps: tuple[str, ...]
+    maps: tuple[str, ...] = ()
+    rings: tuple[str, ...] = ()
+    budget_us: int = 400_000  # a row
+    thread_slots: int | None = None
+
+
+@dataclass
+class Measured:
+    """What came of a plan: the launcher's rows by kernel (in each the row's place in the plan is
+    ``step``), sums of maps, what became of rings' records, and the reader's own pace."""
+
+    rows: list[dict] = field(default_factory=list)
+    sums: dict[str, int] = field(default_factory=dict)
+    rings: dict[str, dict] = field(default_factory=dict)
+    read_bytes: int = 0
+    read_s: float = 0.0
+
+    def row(self, kernel: str) -> dict:
+        return next(row for row in self.rows if row["kernel"] == kernel)
+
+    def threads(self, kernel: str) -> int:
+        """Threads of all launches of a kernel."""
+        rows = (row for row in self.rows if row["kernel"] == kernel)
+        return sum(row["threads"] * row["launches"] for row in rows)
+
+
+def build(folder: Path, sources: Sequence[str], *, native: bool) -> None:
+    """The launcher, the kernels' PTX and, where asked for, egpu's native parts."""
+    if shutil.which("nvcc") is None:
+        sys.exit("nvcc is needed, to compile the kernels")
+    work = folder / "launcher.d"
+    work.mkdir(parents=True, exist_ok=True)
+    if native:
+        build_native()
+    command("cc", "-std=c11", "-O2", "-c", HERE / "launcher.c", "-o", work / "launcher.o")
+    link_with_driver(work / "launcher.o", folder / "launcher")
+    for name in sources:
+        ptx = folder / f"{name}.ptx"
+        command("nvcc", "-ptx", "-std=c++17", "-arch=compute_80", HERE / f"{name}.cu", "-o", ptx)
+    say("built")
+
+
+def measure(
+    plan: Plan, folder: Path, keep: Callable[[list[dict]], None], *, simulated: bool
+) -> Measured:
+    """Run a plan; ``keep`` gets the rows so far after each.  Ends the program if a launch fails."""
+    from egpu import session  # noqa: PLC0415 - its native parts are built by now
+
+    paths = [str(HERE / "probes" / f"{name}.bpf.o") for name in plan.programs]
+    options = session.Options(
+        simulated=simulated,
+        hash_maps=True,
+        allow_occupancy_loss=True,
+        thread_slots=plan.thread_slots,
+    )
+    text, output = folder / "plan.txt", folder / "rows.jsonl"
+    text.write_text("\n".join((plan.memory, f"budget {plan.budget_us}", *plan.steps)) + "\n")
+    output.write_bytes(b"")
+    argv = [str(folder / "launcher"), str(folder / f"{plan.source}.ptx"), str(text)]
+    shell = ["sh", "-c", 'exec "$0" "$@" > ' + f"'{output}'", *argv]
+    found = Measured()
+    with session.run(shell, programs=paths, options=options) as running:
+        ended = threading.Event()
+        readers = [
+            threading.Thread(target=_read_rows, args=(output, found, keep, ended)),
+            threading.Thread(target=_drain, args=(running, plan.rings, found, ended)),
+        ]
+        for reader in readers:
+            reader.start()
+        code = running.wait()
+        ended.set()
+        for reader in readers:
+            reader.join()
+        say(f"workload ended, exit {code}")
+        if code != 0:
+            sys.exit(f"{argv[0]}: exit {code}")
+        unprobed = [row for row in running.twins() if row.reason]
+        for row in unprobed:
+            say(f"{row.kernel} was not probed: {row.reason}")
+        found.sums = {name: _sum(running.maps[name]) for name in plan.maps}
+        found.rings = {name: _finish(running.maps[name]) for name in plan.rings}
+        say("maps read")
+    return found
+
+
+def _read_rows(path: Path, found: Measured, keep: Callable, ended: threading.Event) -> None:
+    with path.open() as lines:
+        line, last = "", False
+        while not last:
+            last = ended.wait(_POLL_S * 10)
+            while part := lines.readline():
+                line += part
+                if line.endswith("\n"):
+                    row, line = json.loads(line) | {"step": len(found.rows)}, ""
+                    found.rows.append(row)
+                    say(f"{row['kernel']}: {row['us']} us, {row['launches']} launches")
+                    keep(found.rows)
+
+
+def _drain(running: object, names: Sequence[str], found: Measured, ended: threading.Event) -> None:
+    last = not names
+    while not last:
+        last = ended.wait(_POLL_S)
+        for name in names:
+            for _, reader in running.maps[name].readers():
+                began, taken = time.monotonic(), 0
+                for batch in reader.batches():
+                    taken += batch.count * batch.stride
+                if taken:
+                    found.read_bytes += taken
+                    found.read_s += time.monotonic() - began
+
+
+def _finish(ring: object) -> dict:
+    """What became of a ring's records, the last ones included."""
+    from egpu.maps import ring_controls  # noqa: PLC0415 - as above
+
+    counts = {"received": 0, "dropped": 0, "holes": 0}
+    for arena, reader in ring.readers():
+        place = reader.place
+        reader.drain_final(ring_controls(arena.host.snapshot(), place, arena.layout.sm_slots))
+        for name in counts:
+            counts[name] += getattr(reader.counts, name)
+    return counts
+
+
+def _sum(view: object) -> int:
+    """The sum of all values of a map of numbers."""
+    if hasattr(view, "_raw_read"):  # a million entries, which nobody needs decoded
+        rows = (values[0].tobytes() for _, values in view._raw_read())
+        return sum(int.from_bytes(row, "little") for row in rows)
+    values = view.values()
+    return sum(sum(value) if isinstance(value, tuple | list) else value for value in values)
