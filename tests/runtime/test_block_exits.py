@@ -12,7 +12,7 @@ from egpu.errors import UnsupportedError
 from egpu.session import Options, run
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
-from block_exit_totals import ALONE, ENTERED, wrong_block_exits
+from block_exit_totals import ALONE, ENTERED, wrong_block_exits, wrong_warnings
 
 __all__ = ["pytestmark"]
 PROGRAM = ROOT / "tests" / "gpu" / "probes" / "block_exits.bpf.o"
@@ -24,6 +24,21 @@ def test_once_a_block():
     totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
     wrong, answer = wrong_block_exits(totals["kernels"], report)
     assert (wrong, answer) == ([], "42 blocks of 5 kernels left once")
+
+
+def test_warnings_are_awaited_where_threads_may_trap():
+    rows = [{"name": name, "launches_probed": probed} for name, probed in (("a", 3), ("b", 0))]
+    trap = "{}: threads that end by trap at 0x1b0 are not seen to leave."
+
+    def wrong(*warnings, trapping=("a", "b")):
+        report = {"kernels": rows, "warnings": warnings}
+        return wrong_warnings(report, set(trapping))
+
+    assert wrong(trap.format("a")) == []
+    assert wrong() == ["no warning of the trap in a"]
+    assert wrong(trap.format("a"), trap.format("b")) == [f"warning: {trap.format('b')}"]
+    assert wrong(trap.format("a"), trapping=()) == [f"warning: {trap.format('a')}"]
+    assert wrong(trap.format("a"), "a: missed") == ["warning: a: missed"]
 
 
 def test_missed_blocks_are_said(monkeypatch):
