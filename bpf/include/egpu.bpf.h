@@ -80,7 +80,10 @@ typedef long long __s64;
 #define BPF_NOEXIST 1
 #define BPF_EXIST 2
 /* Flags of maps. */
+#define BPF_F_RDONLY 8
+#define BPF_F_WRONLY 16
 #define BPF_F_RDONLY_PROG 128
+#define BPF_F_WRONLY_PROG 256
 /* Flags of bpf_get_stackid. */
 #define BPF_F_USER_STACK 256
 #define BPF_F_FAST_STACK_CMP 512

@@ -10,9 +10,9 @@ import pytest
 from test_runtime_cli import ROOT, pytestmark
 
 import egpu
+from egpu.bpf.program import BPF_F_RDONLY
 from egpu.errors import AgentError, InputError, MapError
 from egpu.maps import UpdateFlag
-from egpu.session.host_maps import BPF_F_RDONLY
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 from host_maps import (

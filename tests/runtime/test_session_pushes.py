@@ -197,11 +197,10 @@ def test_another_process(tmp_path, monkeypatch):
         assert said("peek", seen, "77") == "True\n"
         assert 78 not in egpu.open_map(seen)
         assert 77 in maps["seen"]
-        assert "cannot list" in said("dump", seen, code=1)
+        assert said("dump", seen).startswith("0.0% of its bits are set")
         assert "see get" in said("peek", f"{pid}:results", code=2)
         assert "has keys" in said("push", f"{pid}:results", "1", code=1)
         assert "nothing is popped" in said("pop", seen, code=1)
-        assert "is not kept" in said("pin", queue, "q", code=1)
 
     with running(folder, PROGRAM) as (session, stepper):
         before = egpu.open_map(f"{os.getpid()}:waiting")

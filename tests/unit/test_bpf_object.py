@@ -419,6 +419,22 @@ BAD = {
         "is no map's",
     ),
     "pinning": ('struct { __uint(type, 2); __uint(pinning, 2); } m SEC(".maps");', "pinning is 2"),
+    "access from outside": (
+        'struct { __uint(type, 2); __uint(map_flags, 0x18); } m SEC(".maps");',
+        "BPF_F_RDONLY and BPF_F_WRONLY exclude each other",
+    ),
+    "access by programs": (
+        'struct { __uint(type, 1); __uint(map_flags, 0x180); } m SEC(".maps");',
+        "BPF_F_RDONLY_PROG and BPF_F_WRONLY_PROG exclude each other",
+    ),
+    "access to a ring": (
+        'struct { __uint(type, 27); __uint(map_flags, 0x10); } m SEC(".maps");',
+        "a RINGBUF does not take BPF_F_WRONLY",
+    ),
+    "access to events": (
+        'struct { __uint(type, 4); __uint(map_flags, 0x80); } m SEC(".maps");',
+        "a PERF_EVENT_ARRAY does not take BPF_F_RDONLY_PROG",
+    ),
     "no type": ('struct { __uint(max_entries, 1); } m SEC(".maps");', "no type"),
     "member": (
         'struct { __uint(type, 2); __uint(size, 1); } m SEC(".maps");',

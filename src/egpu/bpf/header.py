@@ -14,7 +14,7 @@ from egpu.bpf.helpers import HELPERS
 from egpu.bpf.interp_helpers import BPF_EXIST, BPF_NOEXIST
 from egpu.bpf.maptypes import MapType, traits
 from egpu.bpf.object_maps import PIN_BY_NAME, PIN_NONE
-from egpu.bpf.program import BPF_F_RDONLY_PROG
+from egpu.bpf.program import BPF_F_RDONLY, BPF_F_RDONLY_PROG, BPF_F_WRONLY, BPF_F_WRONLY_PROG
 
 _PARAMETERS = 6  # that System V passes in registers
 
@@ -218,7 +218,9 @@ def _flags() -> str:
     rows = (
         ("bpf_map_update_elem", (("BPF_ANY", 0), ("BPF_NOEXIST", BPF_NOEXIST),
                                  ("BPF_EXIST", BPF_EXIST))),
-        ("maps", (("BPF_F_RDONLY_PROG", BPF_F_RDONLY_PROG),)),
+        ("maps", (("BPF_F_RDONLY", BPF_F_RDONLY), ("BPF_F_WRONLY", BPF_F_WRONLY),
+                  ("BPF_F_RDONLY_PROG", BPF_F_RDONLY_PROG),
+                  ("BPF_F_WRONLY_PROG", BPF_F_WRONLY_PROG))),
         ("bpf_get_stackid", (("BPF_F_USER_STACK", 1 << 8), ("BPF_F_FAST_STACK_CMP", 1 << 9),
                              ("BPF_F_REUSE_STACKID", 1 << 10))),
         ("a map's pinning", (("LIBBPF_PIN_NONE", PIN_NONE), ("LIBBPF_PIN_BY_NAME", PIN_BY_NAME))),

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from egpu.bpf.maptypes import MapType
 
 
-# Flags of maps: what programs may not do (Linux uapi).
+# Flags of maps (Linux uapi): what may not be done from outside of programs, and by them.
+BPF_F_RDONLY, BPF_F_WRONLY = 1 << 3, 1 << 4
 BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG = 1 << 7, 1 << 8
 
 # Beyond all helpers: calls that a program must not reach.

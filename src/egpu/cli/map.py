@@ -72,22 +72,23 @@ def list_command(*, as_json: bool) -> None:
 @reference_argument
 @json_option
 def dump(*, reference: str, as_json: bool) -> None:
-    """Print every entry, of one snapshot."""
+    """Print every entry, of one snapshot; of a Bloom filter how full it is."""
     from egpu.bpf.maptypes import MapType  # noqa: PLC0415
 
     found = _open(reference).contents()
+    head: dict[str, object] = {"map": found.spec.name, "type": found.spec.type.name}
+    head |= {"complete": found.complete, "frozen": found.frozen}
     if found.spec.type is MapType.BLOOM_FILTER:
-        raise InputError(
-            "a Bloom filter cannot list what is in it",
-            where=f"map {reference}",
-            hint="`egpu map peek` asks for a value",
-        )
+        if as_json:
+            _json("map/1", head | {"fill": found.fill()})
+            return
+        click.echo(f"{found.fill():.1%} of its bits are set; what is in it cannot be listed:")
+        click.echo(f"`egpu map peek {reference} VALUE` asks for a value")
+        return
     copies = [_rows(found, number) for number in range(len(found.copies))]
     if as_json:
         contexts = [[{"key": plain(key), name: plain(value)} for key, name, value in copy]
                     for copy in copies]  # fmt: skip
-        head: dict[str, object] = {"map": found.spec.name, "type": found.spec.type.name}
-        head |= {"complete": found.complete, "frozen": found.frozen}
         _json("map/1", head | {"counters": dict(found.counters), "contexts": contexts})
         return
     for number, copy in enumerate(copies):
@@ -176,7 +177,7 @@ def delete(*, reference: str, key: str) -> None:
 @click.argument("value")
 @click.option("--exist", is_flag=True, help="A full one gives up its oldest value.")
 def push(*, reference: str, value: str, exist: bool) -> None:
-    """Push VALUE to a queue, stack or Bloom filter of a running session."""
+    """Push VALUE to a queue, stack or Bloom filter."""
     from egpu.maps import UpdateFlag  # noqa: PLC0415
 
     opened = _open(reference)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
 from egpu.bpf.maptypes import traits
+from egpu.bpf.program import BPF_F_WRONLY
 from egpu.cli.values import plain, shown
 from egpu.export.json import render_line
 from egpu.maps import (
@@ -64,7 +65,10 @@ class ObjectOutput:
         parts: list[Part] = []
         data: dict[str, object] = {}
         for name, view in self._session.maps.items():
-            if isinstance(view, MapView):
+            if view.spec.flags & BPF_F_WRONLY:
+                parts.append(Paragraph(f"{name}: not shown, only programs read it (BPF_F_WRONLY)"))
+                data[name] = None
+            elif isinstance(view, MapView):
                 entries = _entries(view)
                 parts += _shown(name, entries)
                 data[name] = [{"key": key, **value} for key, value in entries]

@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from egpu.bpf.maptypes import traits
-from egpu.bpf.program import MapSpec
+from egpu.bpf.program import BPF_F_RDONLY_PROG, MapSpec
 from egpu.errors import MapError
-from egpu.maps import Changes, HashView, MapView, ThreadView, UpdateFlag
+from egpu.maps import (
+    Changes,
+    HashView,
+    MapView,
+    ThreadView,
+    UpdateFlag,
+    check_read,
+    check_write,
+)
 
 if TYPE_CHECKING:
     from egpu.loader.linux import LinuxArray
@@ -29,7 +37,6 @@ if TYPE_CHECKING:
     )
 
 _ANY, _NOEXIST, _EXIST = range(3)  # Linux uapi, BPF_ANY and its like
-_RDONLY_PROG = 1 << 7  # BPF_F_RDONLY_PROG
 _PADDING = bytes(8)
 
 
@@ -80,7 +87,7 @@ class LoaderMap:
         to the verifier if programs cannot change them (.rodata)."""
         if not self.staged or not self._plain:
             return self.spec
-        constant = bool(self.spec.flags & _RDONLY_PROG) and self.frozen
+        constant = bool(self.spec.flags & BPF_F_RDONLY_PROG) and self.frozen
         stride = -(-self.spec.value_size // 8) * 8
         data = bytearray(stride * (1 + max(map(_index, self.staged))))
         for key, value in self.staged.items():
@@ -101,6 +108,7 @@ class LoaderMap:
 
     def lookup(self, key: bytes) -> bytes:
         """The value of ``key``; OSError ENOENT if there is none."""
+        self._readable()
         if not traits(self.spec.type).has_values:
             raise OSError(errno.EOPNOTSUPP, f"map {self.spec.name} has records, no values")
         if traits(self.spec.type).indexed:
@@ -114,6 +122,7 @@ class LoaderMap:
     def next_key(self, key: bytes) -> bytes:
         """The key after ``key`` (empty: the first); ENOENT after the last.  A key that is not there
         (any more) is followed by the first, as on Linux."""
+        self._readable()
         if not traits(self.spec.type).has_values:
             raise OSError(errno.EOPNOTSUPP, f"map {self.spec.name} has records, no keys")
         if traits(self.spec.type).indexed:
@@ -131,10 +140,9 @@ class LoaderMap:
 
     def update(self, key: bytes, value: bytes, flag: int) -> None:
         """Set a value; OSError as Linux has it."""
+        self._writable()
         if flag not in (_ANY, _NOEXIST, _EXIST):
             raise OSError(errno.EINVAL, f"unknown flags {flag}")
-        if self.frozen:
-            raise OSError(errno.EPERM, f"map {self.spec.name} is frozen")
         if not traits(self.spec.type).has_values:
             raise OSError(errno.EOPNOTSUPP, f"map {self.spec.name} takes no values")
         if traits(self.spec.type).indexed:
@@ -153,10 +161,9 @@ class LoaderMap:
 
     def delete(self, key: bytes) -> None:
         """Delete a key; EINVAL for an array."""
+        self._writable()
         if traits(self.spec.type).indexed or not traits(self.spec.type).has_values:
             raise OSError(errno.EINVAL, "elements of arrays cannot be deleted")
-        if self.frozen:
-            raise OSError(errno.EPERM, f"map {self.spec.name} is frozen")
         view = self.view
         if isinstance(view, Changes):
             with _linux_errors():
@@ -186,6 +193,16 @@ class LoaderMap:
         view = self.view
         if isinstance(view, Ring):
             self.pending += [_bytes(record) for record in view.finish()]
+
+    def _readable(self) -> None:
+        with _linux_errors():
+            check_read(self.spec)
+
+    def _writable(self) -> None:
+        with _linux_errors():
+            check_write(self.spec)
+        if self.frozen:
+            raise OSError(errno.EPERM, f"map {self.spec.name} is frozen")
 
     def _changed(self, key: bytes, value: bytes) -> tuple[int | bytes, bytes | tuple[bytes, ...]]:
         """Key and value as views take them.  Of a per-SM map that is the total."""

@@ -1,7 +1,8 @@
 """Shared state of probes and people: bytes on the device, memory, Python views, ring buffers."""
 
+from egpu.maps.access import check_read, check_write
 from egpu.maps.changes import Changes, MapHost, UpdateFlag, Values
-from egpu.maps.contents import Contents, contents_of, contents_of_pushed, pack, unpack
+from egpu.maps.contents import Contents, Kept, contents_of, pack, unpack
 from egpu.maps.hash_view import HashView
 from egpu.maps.layout import (
     ArenaLayout,
@@ -27,6 +28,7 @@ __all__ = [
     "Contents",
     "HashView",
     "HostArena",
+    "Kept",
     "MapCopy",
     "MapHost",
     "MapPlace",
@@ -43,8 +45,9 @@ __all__ = [
     "ThreadView",
     "UpdateFlag",
     "Values",
+    "check_read",
+    "check_write",
     "contents_of",
-    "contents_of_pushed",
     "initial_chunks",
     "pack",
     "plan",

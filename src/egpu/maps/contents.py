@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from egpu.bpf.btf_json import dump_types, load_types
-from egpu.bpf.maptypes import MapType, traits
+from egpu.bpf.maptypes import MapType, Storage, bloom_bits, traits
+from egpu.bpf.mixing import bloom_places
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError
 from egpu.maps.changes import Values
@@ -19,18 +20,19 @@ from egpu.maps.pushed_view import BloomView, QueueView
 from egpu.maps.thread_view import ThreadView
 from egpu.maps.view import MapView, sum_rows
 
-FORMAT = 1
+FORMAT = 2
 _NUMBERS = ("key_size", "value_size", "max_entries", "flags")
 _COUNTERS = ("full", "evicted", "busy")
 _HEAD_LIMIT = 16 << 20
 _NUMBER_SIZE = 4  # bytes of a number in a queue or stack
+_BITS_KEY = bytes(_NUMBER_SIZE)  # what a filter's bits are kept under
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
     """A map in every context: of each its keys with a value for each slot, of a queue or stack its
     values by their number in the order of popping; of a Bloom filter, which cannot list what is in
-    it, nothing.
+    it, its bits.
 
     ``counters`` are those of hash maps; ``complete``: the workload had ended and its last snapshot
     was whole; ``frozen``: it may not be changed.
@@ -45,7 +47,12 @@ class Contents:
     def decoded(self, number: int) -> dict[Any, object]:
         """One context's entries as values; those of a per-SM map are summed over SMs.
 
-        InputError if they cannot be summed; ``parts`` has them by SM then."""
+        InputError if they cannot be summed (``parts`` has them by SM then), or of a Bloom filter.
+        """
+        if self.spec.type is MapType.BLOOM_FILTER:
+            raise InputError(
+                "a Bloom filter cannot list what is in it", where=f"map {self.spec.name}"
+            )
         return {
             self._key(key): value_of(self.spec, values)
             for key, values in self.copies[number].items()
@@ -59,6 +66,25 @@ class Contents:
             )
             for key, values in self.copies[number].items()
         }
+
+    def pushed(self, number: int) -> tuple[bytes, ...]:
+        """What one context's queue or stack holds in the order of popping, or a filter's bits."""
+        return tuple(values[0] for values in self.copies[number].values())
+
+    def has(self, value: bytes) -> bool:
+        """Whether a Bloom filter may have the value, in any context."""
+        bits, each = bloom_bits(self.spec.max_entries, self.spec.extra)
+        places = list(bloom_places(value, bits, each))
+        return any(
+            all(copy[_BITS_KEY][0][place >> 3] >> (place & 7) & 1 for place in places)
+            for copy in self.copies
+        )
+
+    def fill(self) -> float:
+        """The largest share of bits that are set in a context's Bloom filter."""
+        bits = bloom_bits(self.spec.max_entries, self.spec.extra)[0]
+        counts = (int.from_bytes(copy[_BITS_KEY][0]).bit_count() for copy in self.copies)
+        return max(counts, default=0) / bits
 
     def _key(self, key: bytes) -> Any:
         if traits(self.spec.type).indexed or traits(self.spec.type).keyless:
@@ -87,36 +113,46 @@ def summed(spec: MapSpec, values: Values) -> bytes:
     return sum_rows(spec, rows)
 
 
-def contents_of(view: MapView | HashView | ThreadView, *, complete: bool, frozen: bool) -> Contents:
+Kept = MapView | HashView | ThreadView | QueueView | BloomView
+
+
+def contents_of(view: Kept, *, complete: bool, frozen: bool) -> Contents:
     """What ``view`` has now, of each context in one snapshot; before there is one, what the first
     will begin with."""
     counters = {}
     if isinstance(view, HashView):
         counters = {name: view.counter(name) for name in _COUNTERS}
-    copies = tuple(dict(copy.raw_entries()) for copy in view.copies() or (view,))
+    copies = tuple(_entries(copy) for copy in view.copies() or (view,))
     return Contents(view.spec, copies, counters, complete, frozen)
 
 
-def contents_of_pushed(view: QueueView | BloomView, *, frozen: bool) -> Contents:
-    """What a queue, stack or Bloom filter has now; before there is a context, what the first will
-    begin with."""
-    copies: tuple[dict[bytes, Values], ...] = ()
+def _entries(view: Kept) -> dict[bytes, Values]:
     if isinstance(view, QueueView):
-        copies = tuple(
-            {
-                number.to_bytes(_NUMBER_SIZE, "little"): (value,)
-                for number, value in enumerate(copy.raw_values())
-            }
-            for copy in view.copies() or (view,)
-        )
-    return Contents(view.spec, copies, {}, complete=False, frozen=frozen)
+        return numbered(view.raw_values())
+    if isinstance(view, BloomView):
+        return numbered([view.raw_bits()])
+    return dict(view.raw_entries())
+
+
+def numbered(values: Iterable[bytes]) -> dict[bytes, Values]:
+    """Values of a keyless map as ``Contents`` has them: by their number in the order of popping."""
+    return {
+        number.to_bytes(_NUMBER_SIZE, "little"): (value,) for number, value in enumerate(values)
+    }
+
+
+def _value_size(spec: MapSpec) -> int:
+    """Bytes of a value that is kept: of a Bloom filter all its bits."""
+    if traits(spec.type).storage is Storage.BLOOM:
+        return bloom_bits(spec.max_entries, spec.extra)[0] // 8
+    return spec.value_size
 
 
 def pack(contents: Contents) -> bytes:
     """``contents`` as bytes: the size of a JSON head, the head, keys and values."""
     spec = contents.spec
     head: dict[str, Any] = {"format": FORMAT, "name": spec.name, "type": int(spec.type)}
-    head |= {name: getattr(spec, name) for name in _NUMBERS}
+    head |= {name: getattr(spec, name) for name in (*_NUMBERS, "extra")}
     head |= {"complete": contents.complete, "frozen": contents.frozen}
     head["counters"] = dict(contents.counters)
     if spec.btf is not None:
@@ -163,7 +199,8 @@ def _spec(head: Mapping[str, Any]) -> MapSpec:
     kind = MapType(head["type"])
     if min(key_size, value_size, entries) < 0:
         raise ValueError("its sizes are negative")
-    spec = MapSpec(str(head["name"]), kind, key_size, value_size, entries, flags)
+    extra = int(head["extra"])
+    spec = MapSpec(str(head["name"]), kind, key_size, value_size, entries, flags, extra=extra)
     if "types" not in head:
         return spec
     key, value = int(head["key_type"]), int(head["value_type"])
@@ -180,18 +217,22 @@ def _copies(
     head: Mapping[str, Any], spec: MapSpec, data: bytes
 ) -> Iterator[list[tuple[bytes, Values]]]:
     key_size = _NUMBER_SIZE if traits(spec.type).keyless else spec.key_size
-    at, size = 0, spec.value_size
+    at, size = 0, _value_size(spec)
     for count, slots in head["copies"]:
         stride = key_size + slots * size
         if count < 0 or slots < 0 or len(data) - at < count * stride:
             raise ValueError("it is cut short")
         if count and not 0 < slots <= len(data):
             raise ValueError(f"it has {slots} values for each key")
+        if traits(spec.type).storage is Storage.BLOOM and (count, slots) != (1, 1):
+            raise ValueError("it has no bits, or too many")
         rows = []
         for start in range(at, at + count * stride, stride or 1):
             first = start + key_size
             values = tuple(data[first + n * size : first + (n + 1) * size] for n in range(slots))
             rows.append((data[start:first], values))
+        if traits(spec.type).keyless and [key for key, _ in rows] != list(numbered([b""] * count)):
+            raise ValueError("its values are not numbered in their order")
         yield rows
         at += count * stride
     if at != len(data):

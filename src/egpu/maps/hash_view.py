@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from egpu.bpf.maptypes import traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
+from egpu.maps.access import check_read
 from egpu.maps.changes import Changes, MapHost, Values
 from egpu.maps.layout import HASH_CONTROL, HASH_FULL, HASH_STATE, MapPlace, hash_table
 from egpu.maps.memory import Snapshot
@@ -100,6 +101,7 @@ class HashView(Changes, Mapping[Any, object]):
             yield self._decode(self._spec.key_type, key), values
 
     def _raw_read(self) -> Iterator[tuple[bytes, NDArray[np.uint8]]]:
+        check_read(self._spec)
         if not self._copies:
             yield from self._initial()
             return

@@ -9,6 +9,7 @@ from egpu.bpf.maptypes import MapType, Storage, bloom_bits, traits
 from egpu.bpf.mixing import bloom_places
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
+from egpu.maps.access import check_read
 from egpu.maps.layout import (
     BLOOM_CONTROL_SIZE,
     DEQUE_CELL,
@@ -58,6 +59,7 @@ class QueueView(Pushes, Sequence[object]):
 
     def raw_values(self) -> list[bytes]:
         """The values as bytes, in the order of popping."""
+        check_read(self._spec)
         copy = _only(self._spec, self._find())
         if copy is None:
             return [] if self._pusher is None else list(self._pusher.pushed())
@@ -134,6 +136,12 @@ class BloomView(Pushes):
             all(data[place >> 3] >> (place & 7) & 1 for place in places) for data in self._bits()
         )
 
+    def raw_bits(self) -> bytes:
+        """The filter's bits, of one context."""
+        size = bloom_bits(self._spec.max_entries, self._spec.extra)[0] // 8
+        _only(self._spec, self._find())
+        return next(iter(self._bits()), bytes(size))
+
     def fill(self) -> float:
         """The largest share of bits that are set in a context: near 1 the filter says yes to
         everything."""
@@ -144,6 +152,7 @@ class BloomView(Pushes):
         return f"<BloomView {self._spec.name} of {self._spec.max_entries}>"
 
     def _bits(self) -> list[bytes]:
+        check_read(self._spec)
         size = bloom_bits(self._spec.max_entries, self._spec.extra)[0] // 8
         copies = self._find()
         if not copies and self._pusher is not None:

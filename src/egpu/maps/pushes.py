@@ -13,6 +13,7 @@ from egpu.bpf.btf_encode import encode_value
 from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, MapError
+from egpu.maps.access import check_read
 from egpu.maps.changes import UpdateFlag
 
 
@@ -105,6 +106,7 @@ class Pushes:
                 errno=errno.EOPNOTSUPP,
                 where=f"map {spec.name}",
             )
+        check_read(spec)  # as well as written: Linux's BPF_MAP_LOOKUP_AND_DELETE_ELEM
         value = self._keeper().pop()
         if value is None:
             raise empty(spec)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from egpu.bpf.maptypes import traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
+from egpu.maps.access import check_read
 from egpu.maps.changes import Changes, MapHost, Values
 from egpu.maps.view import Copies, MapCopy, finder
 
@@ -72,6 +73,7 @@ class ThreadView(Changes, Mapping[int, tuple[object, ...]]):
         return f"<ThreadView {self._spec.name} {self._spec.type.name} of {len(self)}>"
 
     def _rows(self, key: int) -> list[bytes]:
+        check_read(self._spec)
         if not isinstance(key, int):
             raise TypeError(f"map {self._spec.name}: keys are integers, not {type(key).__name__}")
         if not 0 <= key < self._spec.max_entries:

@@ -21,6 +21,7 @@ from egpu.bpf.btf_encode import encode_value
 from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
+from egpu.maps.access import check_read
 from egpu.maps.changes import Changes, MapHost, Values
 from egpu.maps.layout import MapPlace, round_up
 from egpu.maps.memory import Snapshot
@@ -69,7 +70,8 @@ class MapView(Changes, Mapping[int, object]):
     of them, others are read from ``copies()``.  Global variables of a section map (".bss", ".data",
     ".rodata") are also found by name: ``view["counter"]``, and set by name.
 
-    Before a workload has memory of its own it reads as what its programs will find.
+    Before a workload has memory of its own it reads as what its programs will find.  Reading a map
+    declared with BPF_F_WRONLY raises MapError EPERM.
     """
 
     def __init__(self, spec: MapSpec, copies: Copies, host: MapHost | None = None) -> None:
@@ -204,6 +206,7 @@ class MapView(Changes, Mapping[int, object]):
         return f"<MapView {self._spec.name} {self._spec.type.name} of {len(self)}>"
 
     def _read(self) -> list[tuple[bytes, MapCopy]]:
+        check_read(self._spec)
         return [(copy.snapshot().data, copy) for copy in self._copies]
 
     def _value(self, read: list[tuple[bytes, MapCopy]], key: int) -> object:

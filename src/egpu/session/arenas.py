@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from egpu.agent import ArenaLink
@@ -13,12 +13,13 @@ from egpu.agent.frames import CallFrame
 from egpu.agent.twin import ArenaSetup, DeviceInfo
 from egpu.bpf.maptypes import THREAD_SLOTS, Storage, traits
 from egpu.bpf.own_maps import ALLOCATIONS, PRINT_RING, SPECS, own_map
-from egpu.bpf.program import MapSpec
+from egpu.bpf.program import BPF_F_WRONLY, MapSpec
 from egpu.maps import (
     ArenaLayout,
     BloomView,
     HashView,
     HostArena,
+    Kept,
     MapCopy,
     MapHost,
     MapView,
@@ -183,7 +184,7 @@ def _gone(pid: int) -> bool:
 
 def view_of(
     spec: MapSpec, copies: Callable[[], tuple[MapCopy, ...]], host: MapHost, pusher: PushHost
-) -> MapView | HashView | ThreadView | QueueView | BloomView:
+) -> Kept:
     """The view of a map that is no ring."""
     if traits(spec.type).hashed:
         return HashView(spec, copies, host)
@@ -223,9 +224,17 @@ class Maps(Mapping[str, "View"]):
             return OuterView(spec, tuple(self._specs), self)
         if traits(spec.type).storage is Storage.STACKS:
             return StackView(spec, self._arenas.stacks)
-        copies = partial(self._arenas.copies, index)
+        return self._plain(index, spec)
+
+    def whole(self, name: str) -> Kept:
+        """A view that shows what a map holds even if only programs may read it (BPF_F_WRONLY), for
+        what is kept of pinned maps."""
+        index, spec = self._specs[name]
+        return self._plain(index, replace(spec, flags=spec.flags & ~BPF_F_WRONLY))
+
+    def _plain(self, index: int, spec: MapSpec) -> Kept:
         host = PushedMap(self._arenas, index)
-        return view_of(spec, copies, host, host)
+        return view_of(spec, partial(self._arenas.copies, index), host, host)
 
     def rings(self) -> tuple[Ring, ...]:
         """Every ring map."""
@@ -310,4 +319,4 @@ class Ring:
         return rings[self._number]
 
 
-View = MapView | HashView | ThreadView | QueueView | BloomView | OuterView | StackView | Ring
+View = Kept | OuterView | StackView | Ring

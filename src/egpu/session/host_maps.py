@@ -10,13 +10,12 @@ from egpu.agent.channel import WriteRow
 from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, MapError
-from egpu.maps import UpdateFlag, Values
+from egpu.maps import UpdateFlag, Values, check_write
 from egpu.session.initial import array_error
 
 if TYPE_CHECKING:
     from egpu.session.arenas import Arena, Arenas
 
-BPF_F_RDONLY = 1 << 3  # Linux uapi: not to be written from outside of programs
 _DELETIONS = "run it with Options(map_deletions=True)"
 
 
@@ -66,6 +65,13 @@ class HostMap:
                         self._arenas.initial.update(self._index, key, values, UpdateFlag.ANY)
             return results
 
+    def restore(self, rows: Sequence[tuple[bytes, Values]]) -> None:
+        """Begin with what was saved of the map, whatever it was declared with."""
+        with self._arenas.changing:
+            self._refuse_sizes(rows, None)
+            for key, values in rows:
+                self._arenas.initial.update(self._index, key, values, UpdateFlag.ANY)
+
     def delete(self, keys: Sequence[bytes]) -> list[int]:
         with self._arenas.changing:
             targets = self._targets()
@@ -96,10 +102,7 @@ class HostMap:
         if self.frozen:
             raise MapError("it is frozen", errno=errno.EPERM, where=f"map {spec.name}")
         arenas = list(enumerate(self._arenas.all()))
-        if spec.flags & BPF_F_RDONLY:
-            raise MapError(
-                "is declared with BPF_F_RDONLY", errno=errno.EPERM, where=f"map {spec.name}"
-            )
+        check_write(spec)
         if spec.read_only and self._arenas.compiled:
             raise MapError(
                 "programs were compiled with what it holds",

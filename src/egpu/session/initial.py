@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from egpu.bpf.maptypes import MapType, Storage, bloom_bits, traits
 from egpu.bpf.mixing import bloom_places
 from egpu.bpf.program import MapSpec
+from egpu.errors import InputError
 from egpu.maps import ArenaLayout, MapPlace, UpdateFlag, Values
 from egpu.maps.layout import BLOOM_CONTROL_SIZE
 from egpu.session.operators import Operators
@@ -93,11 +94,31 @@ class InitialContents:
         found = tuple(self._pushed[index])
         return found[::-1] if spec.type is MapType.STACK else found
 
+    def fill(self, index: int, pushed: Sequence[bytes]) -> None:
+        """Have a map without keys begin with what ``pushed`` gave."""
+        spec = self._maps[index]
+        if traits(spec.type).storage is Storage.BLOOM:
+            self._bits.update((index, bytearray(bits)) for bits in pushed)
+        else:
+            self._pushed[index] = deque(
+                reversed(pushed) if spec.type is MapType.STACK else iter(pushed)
+            )
+
     def give(self, index: int, other: InitialContents, place: int) -> None:
-        """Have map ``place`` of ``other`` begin with what was pushed to map ``index``."""
-        other._pushed[place] = deque(self._pushed[index])
+        """Push to map ``place`` of ``other`` what was pushed to map ``index``; InputError if there
+        is no room, because it goes on from a pin."""
+        for value in self._pushed[index]:
+            if other.push(place, value, UpdateFlag.ANY):
+                name = self._maps[index].name
+                raise InputError(
+                    "what is pinned leaves no room for what was pushed",
+                    where=f"map {name}",
+                    hint=f"`egpu map unpin {name}` lets it begin anew",
+                )
         if index in self._bits:
-            other._bits[place] = bytearray(self._bits[index])
+            known = other._bits.setdefault(place, bytearray(len(self._bits[index])))
+            both = zip(known, self._bits[index], strict=True)
+            other._bits[place] = bytearray(one | two for one, two in both)
 
     def patch(self, index: int, offset: int, data: bytes) -> None:
         """Set a part of the only value of a section map."""

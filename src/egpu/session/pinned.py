@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from egpu.bpf.maptypes import MapType, traits
 from egpu.errors import AgentError, EgpuError, InputError, MapError
-from egpu.maps import Changes, Contents, Pushes, UpdateFlag, Values, unpack
+from egpu.maps import (
+    Changes,
+    Contents,
+    Pushes,
+    UpdateFlag,
+    Values,
+    check_read,
+    check_write,
+    unpack,
+)
 from egpu.maps.contents import decode, value_of
 from egpu.maps.pushes import empty, encoded
 from egpu.maps.view import variable_of
 from egpu.session import talk
 from egpu.session.pins import LivePin, Pins, runtime_directory
-from egpu.session.saved import deleted, patched, updated
+from egpu.session.saved import deleted, patched, popped, pushed, updated
+
+_Result = TypeVar("_Result")
 
 
 class PinnedMap(Changes, Pushes, Mapping[Any, object]):
     """A map of another process, or of a session that has ended.
 
-    A queue or stack of a running session is a mapping from the numbers in the order of popping to
-    values; of a Bloom filter only ``value in map`` says something.
+    A queue or stack is a mapping from the numbers in the order of popping to values; of a Bloom
+    filter only ``value in map`` says something.
 
     Every read is of the map as it is then: ``to_dict()`` and ``items()`` of one snapshot.  Keys and
     values are those of the session's own view, changes too.  InputError when it is gone.
@@ -34,7 +45,7 @@ class PinnedMap(Changes, Pushes, Mapping[Any, object]):
         self._owner_host = _Host(reference)
         self._host = self._owner_host
         self._pusher = self._owner_host
-        self._spec = self.contents().spec
+        self._spec = self._owner_host.shape().spec
 
     @property
     def reference(self) -> str:
@@ -47,7 +58,7 @@ class PinnedMap(Changes, Pushes, Mapping[Any, object]):
         return self._spec
 
     def contents(self) -> Contents:
-        """The map as it is now, as bytes."""
+        """The map as it is now, as bytes; MapError EPERM if only programs may read it."""
         return self._owner_host.contents()
 
     def copies(self) -> tuple[dict[Any, object], ...]:
@@ -102,6 +113,14 @@ class PinnedMap(Changes, Pushes, Mapping[Any, object]):
             self._owner_host.patch(variable.offset, data)
         else:
             self.update(key, value)
+
+    def _key(self, key: Any) -> bytes:
+        kind = self._spec.type
+        if traits(kind).keyless:
+            raise InputError(
+                f"a {kind.name} has no keys", where=self._where(), hint="values are pushed to it"
+            )
+        return super()._key(key)
 
     def __contains__(self, key: object) -> bool:
         if self._spec.type is MapType.BLOOM_FILTER:
@@ -163,22 +182,28 @@ class _Host:
 
     @property
     def frozen(self) -> bool:
-        return self.contents().frozen
+        return self.shape().frozen
 
     def freeze(self) -> None:
         found = self._find()
         if isinstance(found, LivePin):
             self._ask(found, {"do": "freeze"})
         else:
-            self._rewrite(lambda contents: (replace(contents, frozen=True), []))
+            self._rewrite(lambda contents: (replace(contents, frozen=True), None))
 
     def push(self, values: Sequence[bytes], flag: UpdateFlag) -> list[int]:
+        found = self._find()
+        if not isinstance(found, LivePin):
+            return self._rewrite(lambda contents: pushed(contents, values, flag))
         wanted = [value.hex() for value in values]
-        head, _ = self._ask(self._live(), {"do": "push", "values": wanted, "flag": int(flag)})
+        head, _ = self._ask(found, {"do": "push", "values": wanted, "flag": int(flag)})
         return [int(number) for number in head["results"]]
 
     def pop(self) -> bytes | None:
-        head, _ = self._ask(self._live(), {"do": "pop"})
+        found = self._find()
+        if not isinstance(found, LivePin):
+            return self._rewrite(popped)
+        head, _ = self._ask(found, {"do": "pop"})
         return None if head["value"] is None else bytes.fromhex(head["value"])
 
     def pushed(self) -> Sequence[bytes]:
@@ -186,7 +211,11 @@ class _Host:
 
     def contains(self, value: bytes) -> bool:
         """Whether a Bloom filter has the value."""
-        head, _ = self._ask(self._live(), {"do": "contains", "value": value.hex()})
+        found = self._find()
+        if not isinstance(found, LivePin):
+            check_read(found.spec)
+            return found.has(value)
+        head, _ = self._ask(found, {"do": "contains", "value": value.hex()})
         return bool(head["there"])
 
     def _live(self) -> LivePin:
@@ -216,7 +245,7 @@ class _Host:
         if isinstance(found, LivePin):
             self._ask(found, {"do": "patch", "offset": offset, "data": data.hex()})
         else:
-            self._rewrite(lambda contents: (patched(contents, offset, data), []))
+            self._rewrite(lambda contents: (patched(contents, offset, data), None))
 
     def initial(self) -> Mapping[bytes, Values]:
         return {}
@@ -227,8 +256,17 @@ class _Host:
     def contents(self) -> Contents:
         found = self._find()
         if not isinstance(found, LivePin):
+            check_read(found.spec)
             return found
         _, data = self._ask(found, {"do": "read"})
+        return unpack(data, self._name)
+
+    def shape(self) -> Contents:
+        """The map as declared, and whether it is frozen; what it holds may be missing."""
+        found = self._find()
+        if not isinstance(found, LivePin):
+            return found
+        _, data = self._ask(found, {"do": "shape"})
         return unpack(data, self._name)
 
     def pin(self, name: str) -> None:
@@ -276,7 +314,7 @@ class _Host:
             raise _received(answer["error"])
         return answer, data
 
-    def _rewrite(self, change: Any) -> list[int]:
+    def _rewrite(self, change: Callable[[Contents], tuple[Contents, _Result]]) -> _Result:
         pins = Pins()
         with pins.locked():
             found = pins.read(self._reference)
@@ -284,9 +322,10 @@ class _Host:
                 raise AgentError(f"{self._name} is a new session's now", hint="try again")
             if found.frozen:
                 raise MapError("it is frozen", errno=errno.EPERM, where=self._name)
-            contents, results = change(found)
+            check_write(found.spec)
+            contents, result = change(found)
             pins.put(self._reference, contents)
-            return list(results)
+            return result
 
 
 def _received(told: Mapping[str, Any]) -> EgpuError:

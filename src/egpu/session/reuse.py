@@ -5,7 +5,7 @@ from __future__ import annotations
 from egpu.bpf.maptypes import traits
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, UnsupportedError
-from egpu.maps import Contents, UpdateFlag, Values
+from egpu.maps import Contents, Values
 from egpu.maps.contents import summed
 from egpu.session.arenas import Arenas
 from egpu.session.host_maps import HostMap
@@ -26,7 +26,7 @@ def reuse_pinned(arenas: Arenas) -> None:
     for index, spec in wanted:
         found = pins.find(spec.name)
         if isinstance(found, Contents):
-            HostMap(arenas, index).update(_rows(spec, found), UpdateFlag.ANY)
+            _restore(arenas, index, found)
             if found.frozen:
                 arenas.frozen.add(index)
         elif isinstance(found, LivePin) and answers(found):
@@ -37,9 +37,19 @@ def reuse_pinned(arenas: Arenas) -> None:
             )
 
 
-def _rows(spec: MapSpec, found: Contents) -> list[tuple[bytes, Values]]:
+def _restore(arenas: Arenas, index: int, found: Contents) -> None:
+    spec = arenas.maps[index]
+    _check(spec, found)
+    if traits(spec.type).keyless:
+        with arenas.changing:
+            arenas.initial.fill(index, found.pushed(0) if found.copies else ())
+    else:
+        HostMap(arenas, index).restore(_rows(spec, found))
+
+
+def _check(spec: MapSpec, found: Contents) -> None:
     where = f"map {spec.name}"
-    for name in ("type", "key_size", "value_size", "max_entries"):
+    for name in ("type", "key_size", "value_size", "max_entries", "extra"):
         now, then = getattr(spec, name), getattr(found.spec, name)
         if now != then:
             raise InputError(
@@ -52,6 +62,9 @@ def _rows(spec: MapSpec, found: Contents) -> list[tuple[bytes, Values]]:
             f"{where}: what is pinned has the contents of {len(found.copies)} contexts",
             needs=f"`egpu map unpin {spec.name}`",
         )
+
+
+def _rows(spec: MapSpec, found: Contents) -> list[tuple[bytes, Values]]:
     kind = traits(spec.type)
     rows = list(found.copies[0].items()) if found.copies else []
     if not kind.per_sm:
@@ -60,6 +73,6 @@ def _rows(spec: MapSpec, found: Contents) -> list[tuple[bytes, Values]]:
         return [(key, (summed(spec, values),)) for key, values in rows]
     except InputError as error:
         raise UnsupportedError(
-            f"{where}: values per SM that were pinned ({error.message})",
+            f"map {spec.name}: values per SM that were pinned ({error.message})",
             needs="values of integers only, which can be summed",
         ) from error

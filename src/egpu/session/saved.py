@@ -8,6 +8,7 @@ from dataclasses import replace
 from egpu.bpf.maptypes import traits
 from egpu.errors import InputError
 from egpu.maps import Contents, UpdateFlag, Values
+from egpu.maps.contents import numbered
 from egpu.session.initial import InitialContents
 
 
@@ -44,6 +45,41 @@ def patched(contents: Contents, offset: int, data: bytes) -> Contents:
         table.patch(0, offset, data)
         copies.append(dict(table.of(0)))
     return replace(contents, copies=tuple(copies))
+
+
+def pushed(
+    contents: Contents, values: Sequence[bytes], flag: UpdateFlag
+) -> tuple[Contents, list[int]]:
+    """With values pushed to the queue, stack or filter of every context; for each 0 or the error
+    number."""
+    copies, results = [], [0] * len(values)
+    for number in range(len(contents.copies)):
+        table = _keyless(contents, number)
+        for row, value in enumerate(values):
+            results[row] = results[row] or table.push(0, value, flag)
+        copies.append(numbered(table.pushed(0)))
+    return replace(contents, copies=tuple(copies)), results
+
+
+def popped(contents: Contents) -> tuple[Contents, bytes | None]:
+    """Without the next value of a queue or stack, and that value, None if there is none.
+
+    InputError if there are several contexts, each of which has a queue of its own.
+    """
+    if len(contents.copies) != 1:
+        raise InputError(
+            f"exists {len(contents.copies)} times, once per context",
+            where=f"map {contents.spec.name}",
+        )
+    table = _keyless(contents, 0)
+    value = table.pop(0)
+    return replace(contents, copies=(numbered(table.pushed(0)),)), value
+
+
+def _keyless(contents: Contents, number: int) -> InitialContents:
+    table = InitialContents([contents.spec])
+    table.fill(0, contents.pushed(number))
+    return table
 
 
 def deleted(contents: Contents, keys: Sequence[bytes]) -> tuple[Contents, list[int]]:

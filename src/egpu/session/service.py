@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,15 @@ from egpu.maps import (
     Changes,
     Contents,
     HashView,
+    Kept,
     MapView,
     Pushes,
     QueueView,
     ThreadView,
     UpdateFlag,
     Values,
+    check_read,
     contents_of,
-    contents_of_pushed,
     pack,
 )
 from egpu.session import talk
@@ -153,6 +155,7 @@ class MapService:
         acts: dict[str, Callable[[Mapping[str, Any]], _Answer]] = {
             "list": self._list,
             "read": self._read,
+            "shape": self._shape,
             "update": self._update,
             "delete": self._delete,
             "patch": self._patch,
@@ -190,18 +193,20 @@ class MapService:
 
     def _read(self, request: Mapping[str, Any]) -> _Answer:
         name = request["map"]
-        view = self._session.maps.get(name)
-        if not isinstance(view, (QueueView, BloomView)):
-            return {}, pack(self._contents(name))
-        self._session.snapshot()
-        return {}, pack(contents_of_pushed(view, frozen=view.frozen))
+        check_read(self._view(name).spec)
+        return {}, pack(self._contents(name))
+
+    def _shape(self, request: Mapping[str, Any]) -> _Answer:
+        """The map as declared, without what it holds: that may be for programs only."""
+        view = self._view(request["map"])
+        return {}, pack(Contents(view.spec, (), {}, frozen=view.frozen))
 
     def _update(self, request: Mapping[str, Any]) -> _Answer:
         rows: list[tuple[bytes, Values]] = [
             (bytes.fromhex(key), tuple(bytes.fromhex(value) for value in values))
             for key, values in request["rows"]
         ]
-        host, spec = self._host(request["map"]), self._view(request["map"]).spec
+        host, spec = self._host(request["map"]), self._keyed(request["map"]).spec
         for key, values in rows:
             if len(key) != spec.key_size or any(len(each) != spec.value_size for each in values):
                 raise InputError("a key or value of another size", where=f"map {spec.name}")
@@ -209,14 +214,14 @@ class MapService:
 
     def _delete(self, request: Mapping[str, Any]) -> _Answer:
         keys = [bytes.fromhex(key) for key in request["keys"]]
-        spec = self._view(request["map"]).spec
+        spec = self._keyed(request["map"]).spec
         if any(len(key) != spec.key_size for key in keys):
             raise InputError("a key of another size", where=f"map {spec.name}")
         return {"results": self._host(request["map"]).delete(keys)}, b""
 
     def _patch(self, request: Mapping[str, Any]) -> _Answer:
         offset, data = int(request["offset"]), bytes.fromhex(request["data"])
-        spec = self._view(request["map"]).spec
+        spec = self._keyed(request["map"]).spec
         if not 0 <= offset <= offset + len(data) <= spec.value_size or spec.max_entries != 1:
             raise InputError("a part that lies outside", where=f"map {spec.name}")
         self._host(request["map"]).patch(offset, data)
@@ -259,8 +264,8 @@ class MapService:
         complete = bool(arenas) and all(arena.host.final for arena in arenas)
         if not complete:
             session.snapshot()
-        view = self._view(name)
-        return contents_of(view, complete=complete, frozen=view.frozen)
+        spec, view = self._view(name).spec, session.maps.whole(name)
+        return replace(contents_of(view, complete=complete, frozen=view.frozen), spec=spec)
 
     def _pushed(self, name: str) -> tuple[PushedMap, QueueView | BloomView]:
         view = self._session.maps.get(name)
@@ -269,21 +274,22 @@ class MapService:
         return PushedMap(self._session.arenas, list(self._session.maps).index(name)), view
 
     def _host(self, name: str) -> HostMap:
-        if isinstance(self._session.maps.get(name), (QueueView, BloomView)):
+        if isinstance(self._view(name), (QueueView, BloomView)):
             return self._pushed(name)[0]
-        self._view(name)
         return HostMap(self._session.arenas, list(self._session.maps).index(name))
 
-    def _view(self, name: str) -> MapView | HashView | ThreadView:
+    def _keyed(self, name: str) -> MapView | HashView | ThreadView:
+        view = self._view(name)
+        if isinstance(view, (QueueView, BloomView)):
+            raise InputError(f"a {view.spec.type.name} has no keys", where=f"map {name}")
+        return view
+
+    def _view(self, name: str) -> Kept:
         maps = self._session.maps
         if name not in maps:
             raise InputError(f"the session has no map {name!r:.60}")
         view = maps[name]
-        if isinstance(view, (QueueView, BloomView)):
-            raise InputError(
-                f"a {view.spec.type.name} has no keys and is not kept", where=f"map {name}"
-            )
-        if not isinstance(view, (MapView, HashView, ThreadView)):
+        if not isinstance(view, Kept):
             raise InputError(
                 f"a {view.spec.type.name} is for its session to read", where=f"map {name}"
             )
