@@ -65,7 +65,6 @@ def insert(key: HashKey, rounds: Rounds, source: Place, owing: str) -> None:
         _make_slot(key, rounds, no_room)
     else:
         _check_room(key, rounds, no_room)
-    _elect(key, rounds)
     _begin(key, rounds)
     slot, distance, claimed = key.claim()
     got, none = body.fresh("got"), body.fresh("none")
@@ -115,10 +114,11 @@ def _room(key: HashKey, word: str) -> tuple[str, str]:
     """(whether the map is full, whether it would be if all that are entering succeed), given the
     word of ``count`` and ``entering``."""
     body, room = key.body, str(key.spec.max_entries)
-    entries = body.binary("and", "i64", word, str(0xFFFFFFFF))
-    entering = body.binary("lshr", "i64", word, "32")
+    # An entry can be deleted before who inserted it counts it: fewer than none, for a moment.
+    entries = body.binary("ashr", "i64", body.binary("shl", "i64", word, "32"), "32")
+    entering = body.binary("lshr", "i64", body.binary("sub", "i64", word, entries), "32")
     together = body.binary("add", "i64", entries, entering)
-    return body.compare("uge", "i64", entries, room), body.compare("uge", "i64", together, room)
+    return body.compare("sge", "i64", entries, room), body.compare("sge", "i64", together, room)
 
 
 def _check_room(key: HashKey, rounds: Rounds, no_room: str) -> None:
@@ -153,16 +153,6 @@ def _make_slot(key: HashKey, rounds: Rounds, no_room: str) -> None:
     key.count("evicted", 1)
     rounds.again()
     body.label(room)
-
-
-def _elect(key: HashKey, rounds: Rounds) -> None:
-    """Go on with one lane of those with the same key; the others find its entry in the next
-    round."""
-    body = key.body
-    mask = body.call("i32", "egpu.active")
-    same = body.call("i32", "egpu.match", f"i64 {key.hash}", f"i32 {mask}")
-    before = body.binary("and", "i32", same, body.call("i32", "egpu.lanes_below"))
-    rounds.again_unless(body.compare("eq", "i32", before, "0"))
 
 
 def _reserve(key: HashKey, withdraw: str) -> None:

@@ -1,7 +1,10 @@
-"""Rounds of trying: all lanes that begin one together end it together, holding nothing.
+"""Rounds of trying: each begins and ends holding nothing.
 
 So a lane never waits for one that cannot go on, in its own warp or elsewhere: what another thread
-has under way, it finishes without waiting for anybody.
+has under way, it finishes without waiting for anybody.  Nothing here asks that lanes which begin a
+round together end it together: on an H200 (CUDA 13.0) a ``bar.warp.sync`` at the end of each round,
+on the lanes that ran its beginning, kept a warp waiting for ever once some lanes were done.  Where
+lanes work together, they find out in each round who is there.
 """
 
 from __future__ import annotations
@@ -74,10 +77,8 @@ def rounds(body: Body, give_up: Callable[[], str]) -> Iterator[Rounds]:
     body.store("i64", "0", "ptr", tries, 8)
     body.branch(start)
     body.label(start)
-    mask = body.call("i32", "egpu.active")
     yield made
     body.label(made.latch)
-    body.call_void("egpu.sync", f"i32 {mask}")
     number = body.add(made.number(), 1)
     body.store("i64", number, "ptr", tries, 8)
     pending = body.compare("eq", "i64", made.given(), str(_PENDING))

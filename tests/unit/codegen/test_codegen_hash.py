@@ -185,6 +185,19 @@ def test_deleted_slots_are_used_again():
         assert view(host.arenas, spec).to_dict() == {}
 
 
+def test_an_entry_that_is_deleted_before_it_is_counted_leaves_room():
+    """Somebody's entry, ENTERING by the counters, has been deleted: -1 entries for a moment."""
+    spec = MapSpec("h", MapType.HASH, 8, 8, 1)
+    with HostProgram(operations(spec)) as host:
+        control = host.arenas.layout.places[0].offset + HASH_CONTROL["count"][0]
+        host.arenas.device[control : control + 8] = ((1 << 32) - 1).to_bytes(8, "little")
+        update = b"".join(n.to_bytes(8, "little") for n in (UPDATE, 7, 21, 1))
+        assert host.run(bytearray(update)) == 0
+        assert view(host.arenas, spec).counter("full") == 0
+        counted = int.from_bytes(host.arenas.device[control : control + 8], "little")
+        assert counted == 1 << 32  # one entry less, one more; the other insertion is not over
+
+
 # Many threads.  Each prelude leaves the key in r6 and 0 or 1 for the result in map 1.
 THREAD = f"""
 ldxw %r6, [%r1+{OFFSETS["block_x"]}]
