@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -349,6 +350,15 @@ def test_a_map_that_is_declared_read_only_outside():
         assert info.value.errno == errno.EPERM
 
 
+def test_waiting_for_ever_is_refused(tmp_path):
+    with running(tmp_path) as (session, _):
+        with pytest.raises(InputError, match="timeout: nan is no number of seconds"):
+            session.wait(float("nan"))
+        for seconds in (0.01, 0, -1):
+            with pytest.raises(subprocess.TimeoutExpired):
+                session.wait(seconds)
+
+
 def in_a_forked_process(function):
     """What ``function`` gives there, as text."""
     reading, writing = os.pipe()
@@ -400,6 +410,9 @@ def test_options_and_arguments_that_make_no_sense(tmp_path, monkeypatch):
 
     refused("cannot start it: embedded null byte", ["tr\0ue"])
     refused("0 is no number of threads", thread_slots=0)
+    for name in ("twin_wait_s", "snapshot_period_s"):
+        for seconds in (float("nan"), -1.0):
+            refused(f"{name}: {seconds} is no number of seconds", **{name: seconds})
     refused("cookie 'x' does not fit", cookies={"on_first": "x"})
     monkeypatch.setenv("BPFTIME_MAP_GPU_THREAD_COUNT", "9" * 5000)
     refused("is no number of threads")

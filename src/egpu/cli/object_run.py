@@ -13,6 +13,7 @@ from egpu.export.json import render_line
 from egpu.maps import (
     BloomView,
     HashView,
+    Kept,
     MapView,
     OuterView,
     QueueView,
@@ -65,7 +66,7 @@ class ObjectOutput:
         parts: list[Part] = []
         data: dict[str, object] = {}
         for name, view in self._session.maps.items():
-            if view.spec.flags & BPF_F_WRONLY:
+            if isinstance(view, Kept) and view.spec.flags & BPF_F_WRONLY:
                 parts.append(Paragraph(f"{name}: not shown, only programs read it (BPF_F_WRONLY)"))
                 data[name] = None
             elif isinstance(view, MapView):

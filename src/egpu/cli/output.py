@@ -76,6 +76,8 @@ def load_object(path: Path, *, name: str = "", btf: Path | None = None) -> Objec
 
         return kernel_types(btf)()
 
+    if btf is not None:  # a wrong one is said although nothing may need it
+        kernel()
     return read_object(read_file(path), name or str(path), kernel=kernel)
 
 

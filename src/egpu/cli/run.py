@@ -250,6 +250,8 @@ def choose(program: str, btf: Path | None = None) -> tuple[ToolEntry | None, Obj
 
     entry = registry.find_tool(program)
     if entry is not None:
+        if btf is not None:
+            raise click.UsageError(f"--btf is for object files, and {program} is a tool")
         return entry, registry.load_object(entry)
     path = Path(program)
     if not path.exists():

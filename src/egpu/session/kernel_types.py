@@ -17,10 +17,11 @@ _LIMIT = 256 << 20  # bytes of BTF; a kernel has 5 to 20 MiB
 
 
 def kernel_types(path: Path | None = None) -> Provider:
-    """Reads ``path``, or the running kernel's BTF, when it is first asked.
+    """Gives the types of ``path``, or the running kernel's, which are read when it is first asked.
 
-    ``path`` holds BTF as it is, or an ELF file (vmlinux) with a section ``.BTF``.  Asking raises
-    InputError if it cannot be read, UnsupportedError if the running kernel has no BTF.
+    ``path`` holds BTF as it is, or an ELF file (vmlinux) with a section ``.BTF``; InputError if it
+    cannot be read, whether or not anybody will ask.  Asking raises UnsupportedError if the running
+    kernel has no BTF.
     """
 
     @functools.cache
@@ -33,6 +34,8 @@ def kernel_types(path: Path | None = None) -> Provider:
         chosen = path or RUNNING
         return CoreTarget.of(Btf.parse(_bytes(chosen), str(chosen)), str(chosen))
 
+    if path is not None:
+        read()
     return read
 
 

@@ -243,8 +243,10 @@ class Session:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the started process; its exit status, negative for a signal.
 
-        ``subprocess.TimeoutExpired`` after ``timeout`` seconds.
+        ``subprocess.TimeoutExpired`` after ``timeout`` seconds; InputError if that is no number.
         """
+        if timeout is not None:  # one that has passed is a number
+            _check_seconds("timeout", 0.0 if timeout < 0 else timeout)
         status = self._process.wait(timeout)
         if not self._ended:
             self._ended = time.monotonic()
@@ -462,8 +464,10 @@ def run(
     if not argv:
         raise InputError("no command to run", hint="put it behind --", usage=True)
     given = [programs] if isinstance(programs, Programs) else list(programs)
-    objects = [item if isinstance(item, Object) else Object(item) for item in given]
     options = options or Options()
+    _check_seconds("twin_wait_s", options.twin_wait_s)
+    _check_seconds("snapshot_period_s", options.snapshot_period_s)
+    objects = [item if isinstance(item, Object) else Object(item) for item in given]
     collection = combine([item.bound() for item in objects]).with_cookies(options.cookies)
     if not options.simulated and not options.hash_maps:
         refuse_unproven_maps(collection)
@@ -475,6 +479,11 @@ def run(
     return Session(
         argv, verified, collection, options, lambda session: _prepare(session, objects, collection)
     )
+
+
+def _check_seconds(name: str, value: float) -> None:
+    if not value >= 0:  # nor is NaN
+        raise InputError(f"{value!r} is no number of seconds", where=name)
 
 
 def _prepare(session: Session, objects: Sequence[Object], collection: Collection) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,7 @@ from egpu.tools import registry
 from egpu.tools.constants import constant
 from egpu.version import VERSION
 
+KERNELCOUNT = Path(registry.__file__).parent / "kernelcount" / "kernelcount.bpf.o"
 BTF = Btf(
     (
         BtfType(0, BtfKind.VOID),
@@ -334,6 +336,25 @@ def test_a_signal_that_asks_egpu_to_end_asks_the_workload(number):
 def test_seconds_that_are_none(option, seconds, capsys):
     assert main(["run", option, seconds, "kernelcount", "--", "app"]) == 2
     assert option in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["verify"], ["run", "--sim"]])
+def test_a_file_of_kernel_types_that_is_not_there(command, tmp_path, capsys):
+    """It is said although the object has no relocation that needs it."""
+    path = tmp_path / "missing.btf"
+    behind = ["--", "true"] if command[0] == "run" else []
+    assert main([*command, "--btf", str(path), str(KERNELCOUNT), *behind]) == 1
+    said = capsys.readouterr().err
+    assert f"{path}: cannot be read" in said
+    assert said.count("\n") == 1
+    path.write_bytes(b"no types")
+    assert main([*command, "--btf", str(path), str(KERNELCOUNT), *behind]) == 1
+    assert str(path) in capsys.readouterr().err
+
+
+def test_tools_need_no_kernel_types(capsys):
+    assert main(["run", "--btf", "x", "kernelcount", "--", "true"]) == 2
+    assert "kernelcount is a tool" in capsys.readouterr().err
 
 
 def test_bytes_of_a_ring_are_no_text():
