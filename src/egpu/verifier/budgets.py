@@ -25,7 +25,7 @@ on ways too on which its turns are known; no way leads there with a ring-buffer 
 from __future__ import annotations
 
 from egpu.bpf.budget import LINUX_TURNS, Budget
-from egpu.bpf.isa import JmpOp
+from egpu.bpf.isa import JmpOp, Kind
 from egpu.verifier.cost import NOTHING, Spent, weight, worst
 from egpu.verifier.loops import Loop
 from egpu.verifier.report import Refusal
@@ -43,7 +43,7 @@ class Budgets:
     def __init__(self, structure: Structure, loops: dict[int, Loop], limits: Limits) -> None:
         self.most = min(limits.cost, LINUX_TURNS)  # tokens that a run can have
         self._limit = limits.cost
-        jumps = [s for s in structure.steps if s is not None and s.op is JmpOp.JCOND]
+        jumps = [step for step in structure.of_kind(Kind.JUMP) if step.op is JmpOp.JCOND]
         self._wanted = bool(jumps)
         places = {step.pc for step in jumps if step.target != step.following}
         self.paying = frozenset(

@@ -16,7 +16,7 @@ from egpu.verifier.structure import Step, Structure
 END = -1  # the end of the function as a meeting place
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # frozen ones take three times as long to make
 class Block:
     """Instructions that run one after the other; ``successors`` and ``predecessors`` are blocks."""
 
@@ -25,10 +25,7 @@ class Block:
     steps: tuple[Step, ...]
     successors: tuple[int, ...]
     predecessors: tuple[int, ...]
-
-    @property
-    def last(self) -> Step:
-        return self.steps[-1]
+    last: Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class Graph:
     ways out of a block meet again, END for the end of the function."""
 
     blocks: tuple[Block, ...]
-    block_of: dict[int, int]
+    block_of: tuple[int, ...]
     meets: tuple[int, ...]
     regions: dict[int, frozenset[int]] = field(default_factory=dict, compare=False)  # as asked for
 
@@ -63,31 +60,29 @@ class Graph:
 
 def analyse(structure: Structure) -> Graph:
     """The graph of ``structure``."""
-    runs = _runs(structure)
-    block_of = {step.pc: index for index, run in enumerate(runs) for step in run}
+    runs = structure.runs
+    block_of: list[int] = []
+    for index, run in enumerate(runs):
+        block_of += [index] * (run[-1].following - run[0].pc)
     successors = [_successors(run[-1], block_of) for run in runs]
     predecessors: list[list[int]] = [[] for _ in runs]
     for index, targets in enumerate(successors):
         for target in targets:
             predecessors[target].append(index)
+    function_of = structure.function_of
     blocks = tuple(
-        Block(
-            index,
-            structure.function_of[run[0].pc],
-            tuple(run),
-            successors[index],
-            tuple(predecessors[index]),
+        Block(index, function_of[run[0].pc], run, after, tuple(before), run[-1])
+        for index, (run, after, before) in enumerate(
+            zip(runs, successors, predecessors, strict=True)
         )
-        for index, run in enumerate(runs)
     )
-    return Graph(blocks, block_of, _meets(blocks))
+    return Graph(blocks, tuple(block_of), _meets(blocks))
 
 
 _JUMP, _JUMP_ALWAYS, _EXIT = Kind.JUMP, Kind.JUMP_ALWAYS, Kind.EXIT
-_ENDS = frozenset({_JUMP, _JUMP_ALWAYS, _EXIT})
 
 
-def _successors(last: Step, block_of: dict[int, int]) -> tuple[int, ...]:
+def _successors(last: Step, block_of: list[int]) -> tuple[int, ...]:
     """The blocks after an instruction, each once."""
     kind = last.kind
     if kind is _EXIT:
@@ -100,30 +95,14 @@ def _successors(last: Step, block_of: dict[int, int]) -> tuple[int, ...]:
     return (following,)
 
 
-def _runs(structure: Structure) -> list[list[Step]]:
-    """The instructions cut where control comes or goes."""
-    targets = {start for start, _ in structure.functions}
-    targets.update(s.target for s in structure.steps if s is not None and s.kind in _ENDS)
-    runs: list[list[Step]] = []
-    run: list[Step] = []
-    for step in structure.steps:
-        if step is None:
-            continue
-        if step.pc in targets or not run:
-            run = []
-            runs.append(run)
-        run.append(step)
-        if step.kind in _ENDS:
-            run = []
-    return runs
-
-
 def _meets(blocks: tuple[Block, ...]) -> tuple[int, ...]:
     """Immediate post-dominators (Cooper, Harvey and Kennedy's iteration over the reversed graph).
 
     The functions share one end: they have no blocks in common, so it separates them.
     """
     end = len(blocks)
+    if all(successor > block.index for block in blocks for successor in block.successors):
+        return _meets_ahead(blocks)
     leaves = [not block.successors for block in blocks]
     order = _postorder(blocks, leaves)
     rank = {block: place for place, block in enumerate(order)}
@@ -141,6 +120,24 @@ def _meets(blocks: tuple[Block, ...]) -> tuple[int, ...]:
                 above[block] = found
                 changed = True
     return tuple(END if a == end or a is None else a for a in above[:end])
+
+
+def _meets_ahead(blocks: tuple[Block, ...]) -> tuple[int, ...]:
+    """The same where nothing jumps back: backwards once, in the order of the blocks."""
+    end = len(blocks)
+    above = [end] * (end + 1)
+    for block in reversed(blocks):
+        successors = block.successors
+        if successors:
+            found = successors[0]
+            for other in successors[1:]:
+                while found != other:
+                    if found < other:
+                        found = above[found]
+                    else:
+                        other = above[other]  # noqa: PLW2901
+            above[block.index] = found
+    return tuple(END if a == end else a for a in above[:end])
 
 
 def _postorder(blocks: tuple[Block, ...], leaves: list[bool]) -> list[int]:

@@ -13,7 +13,7 @@ import functools
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.isa import CallSrc, Kind
 from egpu.verifier.state import State
-from egpu.verifier.structure import Step
+from egpu.verifier.structure import Step, Structure
 from egpu.verifier.verified import Cost
 
 
@@ -72,15 +72,23 @@ def weight(spent: int) -> int:
 
 
 def worst(a: int, b: int) -> int:
-    """The greater of each field."""
+    """The greater of each field; none has more than 63 bits."""
     if a == b or not b:
         return a
     if not a:
         return b
-    made = 0
-    for shift in range(0, max(a, b).bit_length(), _BITS):
-        made |= max(a >> shift & _FIELD, b >> shift & _FIELD) << shift
-    return made
+    most = a if a > b else b
+    tops = _tops((most.bit_length() + _BITS - 1) // _BITS)
+    # The top bit of a field stays where a's is no less than b's; then all of its bits are set.
+    kept = ((a | tops) - b) & tops
+    kept = (kept << 1) - (kept >> _BITS - 1)
+    return b ^ (a ^ b) & kept
+
+
+@functools.cache
+def _tops(fields: int) -> int:
+    """The top bit of each of so many fields."""
+    return sum(1 << (index + 1) * _BITS - 1 for index in range(fields))
 
 
 def metered(number: int) -> int:
@@ -100,8 +108,19 @@ def times(spent: int, number: int) -> int:
 
 
 _CALL, _ATOMIC = Kind.CALL, Kind.ATOMIC
+_COSTLY = _ACCESSES | {_CALL, _ATOMIC}
 _ACCESS = pack(Cost(1, memory=1))
 _ATOMIC_ACCESS = pack(Cost(1, memory=1, atomics=1))
+
+
+def spends_of(structure: Structure) -> list[int]:
+    """What each instruction of a program costs, by pc."""
+    made = [1] * len(structure.steps)
+    for kind, steps in structure.by_kind.items():
+        if kind in _COSTLY:
+            for step in steps:
+                made[step.pc] = spends(step)
+    return made
 
 
 def spends(step: Step) -> int:

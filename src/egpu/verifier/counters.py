@@ -6,11 +6,13 @@ with a known greatest (or least) value.  Every turn must pass the comparison tha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from egpu.bpf.isa import JmpOp, Kind
 from egpu.verifier.checks import span
+from egpu.verifier.cost import spends_of
 from egpu.verifier.loops import Loop, Place, Shifted, Stack, Turn, find, held, stack_of
 from egpu.verifier.refine import INVERSE
 from egpu.verifier.scalar import S64, Scalar
@@ -316,12 +318,14 @@ class Meter(NamedTuple):
 class Counting:
     """The loops of a program, and how it went with them so far.
 
-    ``reducible``: whether every way round is one of ``loops``.
+    ``reducible``: whether every way round is one of ``loops``.  ``spends``: what each instruction
+    costs.
     """
 
     def __init__(self, structure: Structure) -> None:
         self.structure = structure
         self.loops, self.reducible = find(structure)
+        self.spends = spends_of(structure)
         starts = [start for start, _ in structure.functions]
         # Of places that are both, the loop's meter counts.
         self.meters = {
@@ -348,6 +352,16 @@ class Counting:
         if inner is not None:
             return inner
         return self.meters[self.structure.functions[self.structure.function_of[pc]][0]]
+
+    def spent(self, pcs: Iterable[int]) -> dict[Meter, int]:
+        """What instructions cost together, by meter."""
+        structure, spends, inner = self.structure, self.spends, self._inner
+        outer = [self.meters[start] for start, _ in structure.functions]
+        made: dict[Meter, int] = {}
+        for pc in pcs:
+            meter = inner.get(pc) or outer[structure.function_of[pc]]
+            made[meter] = made.get(meter, 0) + spends[pc]
+        return made
 
     def worth_trying(self, loop: Loop, turns: int, processed: int) -> bool:
         """Whether the rest of the turns should be walked as one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from egpu.bpf import isa
@@ -45,7 +46,8 @@ _SPECIAL = frozenset({Kind.ATOMIC, Kind.CALL, Kind.LOAD_IMM64, Kind.JUMP_ALWAYS}
 class _Row(NamedTuple):
     """What decoding takes from a form; ``reads_dst``, ``reads_src`` and ``writes_dst`` are 0 or 1.
 
-    ``plain``: the fields that need no further check, None if there always is one.
+    Fields up to ``most_dst`` and ``most_src``, in ``offs`` and in ``imms`` (None: any) need no
+    further check.
     """
 
     kind: Kind
@@ -56,7 +58,10 @@ class _Row(NamedTuple):
     reads_dst: int
     reads_src: int
     writes_dst: int
-    plain: isa.Plain | None
+    most_dst: int
+    most_src: int
+    offs: frozenset[int] | None
+    imms: frozenset[int] | None
 
 
 def decode(code: tuple[Insn, ...], policy: Policy) -> tuple[Step | None, ...]:
@@ -65,28 +70,34 @@ def decode(code: tuple[Insn, ...], policy: Policy) -> tuple[Step | None, ...]:
     Raises Refusal (rule P1) for the first that is not well formed.
     """
     steps: list[Step | None] = [None] * len(code)
-    pc = 0
-    while pc < len(code):
+    pc, end, rows = 0, len(code), _ROWS
+    while pc < end:
         insn = code[pc]
         dst, src, off, imm = insn.dst, insn.src, insn.off, insn.imm
-        row = _ROWS.get(insn.opcode)
-        plain = None if row is None else row.plain
-        if (
-            plain is None
-            or not 0 <= dst <= plain.dst
-            or not 0 <= src <= plain.src
-            or (plain.off is not None and off not in plain.off)
-            or (plain.imm is not None and imm not in plain.imm)
+        row = rows.get(insn.opcode, _NO_FORM)
+        (
+            kind,
+            op,
+            width,
+            register,
+            swaps,
+            reads,
+            reads_src,
+            writes,
+            most_dst,
+            most_src,
+            offs,
+            imms,
+        ) = row
+        if not (
+            0 <= dst <= most_dst
+            and 0 <= src <= most_src
+            and (offs is None or off in offs)
+            and (imms is None or imm in imms)
         ):
-            following = code[pc + 1] if pc + 1 < len(code) else None
-            reason = isa.check_fields(insn, following)
-            if reason is not None:
-                raise Refusal("P1", reason, pc, _ENCODING)
-            _check_operand(pc, insn, policy)
-        assert row is not None, "check_fields refuses opcodes without a form"
-        kind, op, width, register, swaps, reads_dst, reads_src, writes_dst, _ = row
+            _check(code, pc, policy)
+        reads, writes = reads << dst | reads_src << src, writes << dst
         after, target = pc + 1, -1
-        reads, writes = reads_dst << dst | reads_src << src, writes_dst << dst
         if kind is _JUMP:
             target = after + off
         elif kind in _SPECIAL:
@@ -94,19 +105,43 @@ def decode(code: tuple[Insn, ...], policy: Policy) -> tuple[Step | None, ...]:
             target = -1 if found is None else found
             reads, writes = _registers(kind, insn)
             after += kind is _LOAD_IMM64
-        constant = _constant(imm) if imm else _ZERO
         # fmt: off
         steps[pc] = _new(Step, (
             pc, kind, op, width, register, dst, src, off, imm, after, target, swaps,
-            constant, reads, writes
+            _constant(imm), reads, writes
         ))
         # fmt: on
         pc = after
     return tuple(steps)
 
 
+def _check(code: tuple[Insn, ...], pc: int, policy: Policy) -> None:
+    """Refuse an instruction that is not well formed."""
+    insn, following = code[pc], code[pc + 1] if pc + 1 < len(code) else None
+    if _is_plain_wide(insn, following):
+        return
+    reason = isa.check_fields(insn, following)
+    if reason is not None:
+        raise Refusal("P1", reason, pc, _ENCODING)
+    _check_operand(pc, insn, policy)
+
+
+_UPPER_HALF = frozenset({int(PseudoSrc.CONST), int(PseudoSrc.MAP_INDEX_VALUE)})
+
+
+def _is_plain_wide(insn: Insn, following: Insn | None) -> bool:
+    """Whether this is an LD_IMM64 as most are, and surely well formed."""
+    if insn.opcode != isa.LD_IMM64 or following is None:
+        return False
+    if insn.off or following.opcode or following.dst or following.src or following.off:
+        return False
+    return 0 <= insn.dst < isa.FRAME_POINTER and (
+        insn.src in _UPPER_HALF or (insn.src == PseudoSrc.MAP_INDEX and not following.imm)
+    )
+
+
 _new = tuple.__new__  # Step(...) without matching arguments to names
-_constant, _ZERO = S64.constant, S64.zero
+_constant = functools.lru_cache(1 << 12)(S64.constant)
 
 
 def _registers(kind: Kind, insn: Insn) -> tuple[int, int]:
@@ -133,6 +168,8 @@ _LOADS = frozenset({Kind.LOAD, Kind.LOAD_SIGNED})
 
 
 _ZERO_ONLY = frozenset({0})
+# Of what has no plain form: nothing passes.
+_NEVER = isa.Plain(-1, -1, None, None)
 
 
 def _row(form: isa.Form) -> _Row:
@@ -163,11 +200,13 @@ def _row(form: isa.Form) -> _Row:
         ),
         int(form.register),
         int(kind in _LOADS or kind in (Kind.ALU, Kind.BYTE_ORDER)),
-        plain,
+        *(plain or _NEVER),
     )
 
 
 _ROWS = {opcode: _row(form) for opcode, form in isa.FORMS.items()}
+# check_fields refuses opcodes without a form.
+_NO_FORM = _Row(Kind.EXIT, None, 0, False, False, 0, 0, 0, *_NEVER)
 
 
 def _check_operand(pc: int, insn: Insn, policy: Policy) -> None:

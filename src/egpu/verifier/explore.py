@@ -17,7 +17,7 @@ from egpu.bpf.isa import CallSrc, Kind
 from egpu.verifier import arithmetic, branch, calls, checks
 from egpu.verifier.budgets import Budgets
 from egpu.verifier.callbacks import Calls, calls_of
-from egpu.verifier.cost import NOTHING, Node, Spent, instructions, metered, spends, weight
+from egpu.verifier.cost import NOTHING, Node, Spent, instructions, metered, weight
 from egpu.verifier.counters import Counted, Counting, count, counts_to_unknown, moving, put
 from egpu.verifier.execute import apply, first_state, forget_frame
 from egpu.verifier.liveness import Liveness
@@ -105,7 +105,7 @@ class Exploration:
 
     def _spends(self) -> list[int]:
         """What each instruction costs, and one at the meters that stand there."""
-        made = [0 if step is None else spends(step) for step in self.setting.structure.steps]
+        made = self.counting.spends.copy()
         for pc, meter in self.counting.meters.items():
             made[pc] += metered(meter.number)
         return made
@@ -416,7 +416,7 @@ class Exploration:
         """What of each frame is live: all but the running one wait for a call."""
         suspended = self.liveness.suspended
         live = [suspended[frame.call_site] for frame in state.frames[1:]]
-        live.append(self.liveness.entry[self.pc])
+        live.append(self.liveness.at(self.pc))
         return live
 
     def _compare(self, state: State, spent: int) -> bool:

@@ -108,7 +108,7 @@ def _sealed(
         find_launch=launch,
     )
     cost = worst.public()
-    warp = warp_cost(setting.structure, explored.counting, lanes, worst)
+    warp = warp_cost(explored.counting, lanes, worst)
     notes: list[Refusal] = []
     if setting.strict:
         rules_warp.check_collective(setting, lanes)

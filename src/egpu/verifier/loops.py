@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from egpu.bpf.helpers import HELPERS, Arg
 from egpu.bpf.isa import AluOp, CallSrc, Kind
-from egpu.verifier.distances import SOMEWHERE, Distances, distances_of, escapes
+from egpu.verifier.distances import SOMEWHERE, Distances, pointers_of
 from egpu.verifier.frames import OUTPUTS
 from egpu.verifier.structure import Step, Structure
 
@@ -55,82 +55,49 @@ def find(structure: Structure) -> tuple[dict[int, Loop], bool]:
     found: dict[int, set[int]] = {}
     edges: list[tuple[int, int]] = []
     runs: dict[int, _Run] = {}
-    for start, end in structure.functions:
-        own = structure.steps[start:end]
-        if not any(step is not None and 0 <= step.target <= step.pc for step in own):
-            continue  # nothing jumps back
-        inside = _runs(structure, start)
-        runs |= inside
-        before: dict[int, list[int]] = {}
-        for first, run in inside.items():
-            for successor in run.successors:
-                before.setdefault(successor, []).append(first)
-        for last, head in _back_edges(inside, start):
+    by_kind = structure.by_kind
+    back = [s.pc for kind in _JUMPS for s in by_kind[kind] if s.target <= s.pc]
+    for start in {structure.functions[structure.function_of[pc]][0] for pc in back}:
+        runs = runs or {run[0].pc: run for run in structure.runs}
+        before, ends = _walk(structure, runs, start)
+        for last, head in ends:
             edges.append((last, head))
             body = _body(before, last, head, start)
             if body is not None:
                 found.setdefault(head, set()).update(body)
-    loops = {head: _loop(head, body, runs) for head, body in found.items()}
+    loops = {head: _loop(structure, head, body, runs) for head, body in sorted(found.items())}
     return loops, all(head in found and last in found[head] for last, head in edges)
 
 
-class _Run(NamedTuple):
-    """Instructions that are executed one after the other, and where control goes then."""
-
-    pcs: tuple[int, ...]
-    successors: tuple[int, ...]
+_Run = tuple[Step, ...]  # instructions that are executed one after the other
+_JUMPS = Kind.JUMP, Kind.JUMP_ALWAYS
 
 
-def _runs(structure: Structure, start: int) -> dict[int, _Run]:
-    """What can be reached of a function, by the first pc of each run."""
-    runs: dict[int, _Run] = {}
-    checkpoints = structure.checkpoints
-    work = [start]
-    while work:
-        pc = first = work.pop()
-        if first in runs:
-            continue
-        pcs = []
-        while True:
-            pcs.append(pc)
-            step = structure.steps[pc]
-            assert step is not None, "targets are checked to be instructions"
-            if step.kind in _PARTING:
-                successors = structure.successors(step)
-                if len(successors) != 1 or successors[0] in checkpoints:
-                    break
-                pc = successors[0]
-            else:
-                pc = step.following
-                if pc in checkpoints:
-                    successors = (pc,)
-                    break
-        runs[first] = _Run(tuple(pcs), successors)
-        work.extend(successors)
-    return runs
-
-
-_PARTING = frozenset({Kind.JUMP, Kind.JUMP_ALWAYS, Kind.EXIT})
-
-
-def _back_edges(runs: dict[int, _Run], start: int) -> list[tuple[int, int]]:
-    """The edges to a run that the depth-first walk is still under."""
+def _walk(
+    structure: Structure, runs: dict[int, _Run], start: int
+) -> tuple[dict[int, list[int]], list[tuple[int, int]]]:
+    """A depth-first walk of a function: the runs before each, and the edges to a run that the walk
+    is still under.  Runs are named by their first pc."""
+    before: dict[int, list[int]] = {start: []}
     found = []
-    under, seen = {start}, {start}
-    work = [(start, iter(runs[start].successors))]
+    under = {start}
+    work = [(start, iter(structure.successors(runs[start][-1])))]
     while work:
         first, successors = work[-1]
         successor = next(successors, None)
         if successor is None:
             under.discard(first)
             work.pop()
-        elif successor in under:
+            continue
+        if successor in under:
             found.append((first, successor))
-        elif successor not in seen:
-            seen.add(successor)
+        if successor in before:
+            before[successor].append(first)
+        else:
+            before[successor] = [first]
             under.add(successor)
-            work.append((successor, iter(runs[successor].successors)))
-    return found
+            work.append((successor, iter(structure.successors(runs[successor][-1]))))
+    return before, found
 
 
 def _body(before: dict[int, list[int]], last: int, head: int, start: int) -> set[int] | None:
@@ -144,9 +111,9 @@ def _body(before: dict[int, list[int]], last: int, head: int, start: int) -> set
     return None if start in body and start != head else body
 
 
-def _loop(head: int, body: set[int], runs: dict[int, _Run]) -> Loop:
-    reached = {successor for first in body for successor in runs[first].successors}
-    pcs = frozenset(pc for first in body for pc in runs[first].pcs)
+def _loop(structure: Structure, head: int, body: set[int], runs: dict[int, _Run]) -> Loop:
+    reached = {after for first in body for after in structure.successors(runs[first][-1])}
+    pcs = frozenset(step.pc for first in body for step in runs[first])
     return Loop(head, pcs, frozenset(reached - body))
 
 
@@ -162,8 +129,8 @@ Stack = tuple[dict[int, Distances], bool]
 
 def stack_of(structure: Structure, function: int) -> Stack:
     """How far registers are from r10, and whether a pointer to the frame is given away."""
-    distances = distances_of(structure, function)
-    return distances, escapes(structure, function, distances)
+    found = pointers_of(structure, function)
+    return found.distances, found.escaped
 
 
 class Turn:

@@ -151,7 +151,7 @@ class _Match:
 
     def _finished(self, store: Step) -> tuple[int, Rmw] | None:
         """The match, unless something absent is read after the store."""
-        live = self.liveness.entry[store.following].registers
+        live = self.liveness.at(store.following).registers
         if self.op is None or live & _bits(self.absent):
             return None
         return store.pc, Rmw(

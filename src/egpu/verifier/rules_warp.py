@@ -131,7 +131,7 @@ def _aggregable(setting: Setting, alive: Liveness, facts: Facts, step: Step) -> 
     operand = facts.operands.get((step.pc, step.dst))
     # Compilers write FETCH_ADD for an unordered add too; what it gives is then dead.
     unused = step.imm == AtomicOp.ADD or (
-        step.imm == AtomicOp.FETCH_ADD and not alive.entry[step.following].registers >> step.src & 1
+        step.imm == AtomicOp.FETCH_ADD and not alive.at(step.following).registers >> step.src & 1
     )
     if not unused or operand is None or operand.regions != {Region.MAP_VALUE}:
         return False

@@ -7,6 +7,7 @@ eight deep.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -21,8 +22,9 @@ __all__ = ["Step", "Structure", "analyse", "code_reference", "map_reference"]
 
 # Looking a member up in its class takes longer than comparing with it.
 _CALL, _EXIT, _JUMP, _JUMP_ALWAYS = Kind.CALL, Kind.EXIT, Kind.JUMP, Kind.JUMP_ALWAYS
-_STRAIGHT = frozenset(Kind) - {_CALL, _EXIT, _JUMP, _JUMP_ALWAYS, Kind.LOAD_IMM64}
-_LOAD_IMM64, _LOCAL = Kind.LOAD_IMM64, int(CallSrc.LOCAL)
+_ALU, _LOAD_IMM64, _LOCAL = Kind.ALU, Kind.LOAD_IMM64, int(CallSrc.LOCAL)
+_ENDS = frozenset({_EXIT, _JUMP, _JUMP_ALWAYS})
+_STRAIGHT = frozenset(Kind) - _ENDS - {_CALL, _LOAD_IMM64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,9 @@ class Structure:
 
     ``steps`` by pc (None in the second slot of LD_IMM64); ``functions`` as (first pc, end pc) in
     order; ``function_of`` the index of the function of each pc; ``callees`` per function;
-    ``order`` the functions with every callee before its callers; ``checkpoints`` the pcs at which
-    exploration compares states; ``by_kind`` the instructions of each kind.
+    ``order`` the functions with every callee before its callers; ``checkpoints`` the pcs where
+    control may come from elsewhere than the instruction before; ``by_kind`` the instructions of
+    each kind but arithmetic; ``runs`` all of them, cut where control comes or goes.
     """
 
     steps: tuple[Step | None, ...]
@@ -42,9 +45,10 @@ class Structure:
     order: tuple[int, ...]
     checkpoints: frozenset[int]
     by_kind: Mapping[Kind, list[Step]]
+    runs: tuple[tuple[Step, ...], ...]
 
     def of_kind(self, *kinds: Kind) -> list[Step]:
-        """The instructions of some kinds, in order."""
+        """The instructions of some kinds, in order; none are of arithmetic."""
         if len(kinds) == 1:
             return self.by_kind.get(kinds[0], [])
         return sorted(step for kind in kinds for step in self.by_kind.get(kind, ()))
@@ -74,66 +78,99 @@ class Structure:
 def analyse(program: Program, policy: Policy) -> Structure:
     """The structure of ``program``. Raises Refusal (rule P1)."""
     functions = _functions(program)
-    steps = decode(program.code, policy)
-    function_of = tuple(
-        index for index, (start, end) in enumerate(functions) for _ in range(start, end)
+    scan = _Scan(functions, decode(program.code, policy))
+    for function in range(len(functions)):
+        scan.function(function)
+    cuts = sorted(scan.cuts - {len(scan.steps)})
+    runs = tuple(
+        tuple(filter(None, scan.steps[first:end]))
+        for first, end in zip(cuts, [*cuts[1:], len(scan.steps)], strict=True)
     )
-    starts = {start: index for index, (start, _) in enumerate(functions)}
-    callees: list[set[int]] = [set() for _ in functions]
-    checkpoints: set[int] = set()
-    by_kind: dict[Kind, list[Step]] = {kind: [] for kind in Kind}
-    end = 0
-    for pc, step in enumerate(steps):
-        if step is None:
-            continue
-        kind = step.kind
-        by_kind[kind].append(step)
-        if pc >= end:
-            end = functions[function_of[pc]][1]
-        if kind in _STRAIGHT and step.following < end:
-            continue
-        if kind is _CALL and step.src == _LOCAL:
-            if step.target not in starts:
+    structure = Structure(
+        scan.steps,
+        functions,
+        tuple(scan.function_of),
+        tuple(frozenset(called) for called in scan.callees),
+        _order(functions, scan.callees),
+        frozenset(scan.checkpoints),
+        scan.by_kind,
+        runs,
+    )
+    if policy is not Policy.EXECUTOR:
+        _check_reachable(structure, cuts, scan.entered)
+    return structure
+
+
+class _Scan:
+    """One look at every instruction, function by function."""
+
+    def __init__(
+        self, functions: tuple[tuple[int, int], ...], steps: tuple[Step | None, ...]
+    ) -> None:
+        self.functions = functions
+        self.steps = steps
+        self.starts = {start: index for index, (start, _) in enumerate(functions)}
+        self.cuts = set(self.starts)
+        self.function_of: list[int] = []
+        self.callees: list[set[int]] = [set() for _ in functions]
+        self.checkpoints: set[int] = set()
+        self.by_kind: dict[Kind, list[Step]] = {kind: [] for kind in Kind}
+        self.entered: list[tuple[int, int]] = []  # pc, and the function whose address it has
+
+    def function(self, function: int) -> None:
+        """Check the jumps and calls of a function, and that it does not run past its end."""
+        start, end = self.functions[function]
+        self.function_of += [function] * (end - start)
+        by_kind, step = self.by_kind, None
+        for step in filter(None, self.steps[start:end]):
+            kind = step.kind
+            if kind is _ALU:  # as most are
+                continue
+            by_kind[kind].append(step)
+            if kind not in _STRAIGHT:
+                self._special(step, function)
+        assert step is not None, "functions have instructions"
+        if step.following >= end and step.kind is not _EXIT and step.kind is not _JUMP_ALWAYS:
+            raise Refusal(
+                "P1",
+                "the function can run past its last instruction",
+                step.pc,
+                "end every way with exit or an unconditional jump",
+            )
+
+    def _special(self, step: Step, function: int) -> None:
+        """Where an instruction leads."""
+        kind, pc = step.kind, step.pc
+        if kind in _ENDS:
+            self.cuts.add(step.following)
+            if kind is not _EXIT:
+                _check_target(self.steps, step, *self.functions[function])
+                self.checkpoints.add(step.target)
+                self.cuts.add(step.target)
+        elif kind is _CALL and step.src == _LOCAL:
+            if step.target not in self.starts:
                 raise Refusal(
                     "P1",
                     f"local call to slot {step.target}, where no function starts",
                     pc,
                     "call the first instruction of a function",
                 )
-            callees[function_of[pc]].add(starts[step.target])
-            checkpoints.update((step.target, step.following))
+            self._enters(step, function, step.target)
+            self.checkpoints.add(step.following)
         elif kind is _LOAD_IMM64 and (callback := code_reference(step)) is not None:
-            if callback not in starts:
+            if callback not in self.starts:
                 raise Refusal(
                     "P1",
                     f"address of slot {callback}, where no function starts",
                     pc,
                     "name the first instruction of a function",
                 )
-            callees[function_of[pc]].add(starts[callback])
-            checkpoints.add(callback)
-        elif kind is _JUMP or kind is _JUMP_ALWAYS:
-            _check_target(steps, step, functions[function_of[pc]][0], end)
-            checkpoints.add(step.target)
-        if step.following >= end and kind is not _EXIT and kind is not _JUMP_ALWAYS:
-            raise Refusal(
-                "P1",
-                "the function can run past its last instruction",
-                pc,
-                "end every way with exit or an unconditional jump",
-            )
-    structure = Structure(
-        steps,
-        functions,
-        function_of,
-        tuple(frozenset(called) for called in callees),
-        _order(functions, callees),
-        frozenset(checkpoints),
-        by_kind,
-    )
-    if policy is not Policy.EXECUTOR:
-        _check_reachable(structure)
-    return structure
+            self._enters(step, function, callback)
+
+    def _enters(self, step: Step, function: int, target: int) -> None:
+        self.callees[function].add(self.starts[target])
+        self.checkpoints.add(target)
+        self.entered.append((step.pc, target))
 
 
 _REBUILD = "compile the object again"
@@ -216,28 +253,25 @@ def _order(functions: tuple[tuple[int, int], ...], callees: list[set[int]]) -> t
     return tuple(order)
 
 
-def _check_reachable(structure: Structure) -> None:
+def _check_reachable(
+    structure: Structure, starts: list[int], entered: list[tuple[int, int]]
+) -> None:
+    """Refuse what no way leads to; ``starts`` are the first pcs of the runs, ``entered`` the
+    functions that instructions name."""
+    named: dict[int, list[int]] = {}  # by run
+    for pc, function in entered:
+        named.setdefault(starts[bisect.bisect(starts, pc) - 1], []).append(function)
+    ends = {run[0].pc: run[-1] for run in structure.runs}
     seen: set[int] = set()
     work = [0]
     while work:
-        pc = work.pop()
-        while pc not in seen:
-            seen.add(pc)
-            step = structure.steps[pc]
-            assert step is not None, "targets are checked to be instructions"
-            kind, pc = step.kind, step.following
-            if kind is _JUMP or (kind is _CALL and step.src == _LOCAL):
-                work.append(step.target)
-            elif kind is _JUMP_ALWAYS:
-                pc = step.target
-            elif kind is _EXIT:
-                break
-            elif kind is _LOAD_IMM64 and (callback := code_reference(step)) is not None:
-                work.append(callback)
-    if len(seen) == len(structure.steps):
-        return
-    for pc, candidate in enumerate(structure.steps):
-        if candidate is not None and pc not in seen:
+        start = work.pop()
+        if start not in seen:
+            seen.add(start)
+            work += structure.successors(ends[start])
+            work += named.get(start, ())
+    for start in starts:
+        if start not in seen:
             raise Refusal(
-                "P1", "the instruction can never be reached", pc, "remove it or jump to it"
+                "P1", "the instruction can never be reached", start, "remove it or jump to it"
             )

@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 from egpu.bpf.context import Field
 from egpu.bpf.helpers import HELPERS, Arg, Helper, Ret
-from egpu.bpf.isa import CallSrc, JmpOp, Kind
+from egpu.bpf.isa import AluOp, CallSrc, JmpOp, Kind
 from egpu.bpf.maptypes import Storage, traits
 from egpu.verifier.control import END, Block, Graph
 from egpu.verifier.frames import OUTPUTS, Frames, Place
@@ -67,7 +67,18 @@ def analyse(
 
 
 _LOADS = frozenset({Kind.LOAD, Kind.LOAD_SIGNED})
-_CALL, _EXIT = Kind.CALL, Kind.EXIT
+_ALU, _CALL, _EXIT = Kind.ALU, Kind.CALL, Kind.EXIT
+_CANCELLING = frozenset({AluOp.XOR, AluOp.SUB})
+
+
+def _computed(step: Step, registers: int) -> int:
+    """What varies after an instruction that computes from what it reads."""
+    if not registers & step.reads:
+        return registers & ~step.writes
+    # x ^ x and x - x are 0 whatever x is.
+    if step.dst == step.src and step.register and step.kind is _ALU and step.op in _CANCELLING:
+        return registers & ~step.writes
+    return registers | step.writes
 
 
 class _Flow:
@@ -110,26 +121,20 @@ class _Flow:
         control: list[int] = []
         for block in self.graph.blocks:
             if self._control_varies(block):
-                control.extend([row[0] for row in self.rows.blocks[block.index]])
+                control += [step.pc for step in block.steps]
         return Uniformity(frozenset(control), self._varying)
 
     def _varying(self) -> Mapping[int, int]:
         """The registers that vary before each instruction, once nothing changes any more."""
         varying: dict[int, int] = {}
-        number = self.number
         for block in self.graph.blocks:
-            rows = self.rows.blocks[block.index]
             state = self.entry[block.index]
             if state is None:
                 continue
             registers, stack = self._tainted(block, state)
-            for pc, writes, sources, always, step in rows:
-                varying[pc] = registers
-                if step is not None:
-                    registers, stack = self._step(step, registers, stack)
-                elif writes:
-                    after = registers & ~writes | always[number]
-                    registers = after | writes if registers & sources else after
+            for step in block.steps:
+                varying[step.pc] = registers
+                registers, stack = self._after(step, registers, stack)
         return MappingProxyType(varying)
 
     def _again(self, block: int) -> None:
@@ -162,14 +167,23 @@ class _Flow:
 
     def _block(self, block: Block, state: tuple[int, int]) -> None:
         registers, stack = self._tainted(block, state)
-        number = self.number
-        for _, writes, sources, always, step in self.rows.blocks[block.index]:
-            if step is None:
-                if writes:
-                    after = registers & ~writes | always[number]
-                    registers = after | writes if registers & sources else after
+        rows, number = self.rows.rows, self.number
+        for step in block.steps:
+            kind = step.kind
+            if kind is _ALU:  # as most are
+                if registers & step.reads:
+                    registers = _computed(step, registers)
+                else:
+                    registers &= ~step.writes
                 continue
-            if step.kind is _CALL:
+            row = rows.get(step.pc)
+            if row is None:
+                registers = _computed(step, registers)
+                continue
+            if row.step is None:
+                registers = registers & ~step.writes | row.varying[number]
+                continue
+            if kind is _CALL:
                 self._note(self.ever, block.function, stack)  # a callee may look at it now
                 if step.src == CallSrc.LOCAL:
                     self._enter(step.target, registers & _ARGUMENTS)
@@ -218,8 +232,9 @@ class _Flow:
         registers = stack = 0
         for index in region:
             self._again(index)
-            registers |= self.rows.written[index][0]
-            stack |= self.rows.written[index][1]
+            written = self.rows.written(self.graph.blocks[index])
+            registers |= written[0]
+            stack |= written[1]
         for index in region | ({meets} if meets != END else set()):
             if index == meets or len(self.graph.blocks[index].predecessors) > 1:
                 before = self.taint[index]
@@ -229,6 +244,15 @@ class _Flow:
             self._note(self.returned, block.function, _RESULT)
 
     # Instructions
+
+    def _after(self, step: Step, registers: int, stack: int) -> tuple[int, int]:
+        """What varies after an instruction."""
+        row = self.rows.rows.get(step.pc)
+        if row is None:
+            return _computed(step, registers), stack
+        if row.step is None:
+            return registers & ~step.writes | row.varying[self.number], stack
+        return self._step(step, registers, stack)
 
     def _step(self, step: Step, registers: int, stack: int) -> tuple[int, int]:
         """What varies after a load, a store or a call that is more than its row."""
