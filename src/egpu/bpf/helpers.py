@@ -14,6 +14,8 @@ from dataclasses import dataclass
 class Arg(enum.Enum):
     """What an argument register must hold."""
 
+    __hash__ = object.__hash__  # members are single; Enum's own is written in Python and slow
+
     SCALAR = "scalar"
     MAP = "map"  # LD_IMM64 map reference
     KEY = "key"  # readable memory of the map's key_size

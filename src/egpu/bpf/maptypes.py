@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class MapType(enum.IntEnum):
     """Map type numbers as they stand in object files."""
 
+    __hash__ = int.__hash__  # equal as numbers; Enum's own is written in Python and slow
+
     HASH = 1
     ARRAY = 2
     PERF_EVENT_ARRAY = 4
@@ -163,6 +165,9 @@ MAP_TRAITS: dict[MapType, MapTraits] = {
 INNER = frozenset({Storage.ARRAY, Storage.PER_SM_ARRAY, Storage.HASH, Storage.PER_SM_HASH})
 
 
+_NO_TRAITS = MapTraits(None)
+
+
 def traits(map_type: MapType) -> MapTraits:
     """The traits of ``map_type``; types without a row have no storage."""
-    return MAP_TRAITS.get(map_type, MapTraits(None))
+    return MAP_TRAITS.get(map_type, _NO_TRAITS)
