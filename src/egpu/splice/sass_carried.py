@@ -10,6 +10,7 @@ from egpu.splice.sass_encoding import (
     BRA,
     BSSY,
     BSYNC,
+    CALL,
     CARRY_SOURCE,
     EXIT,
     FORM,
@@ -21,6 +22,7 @@ from egpu.splice.sass_encoding import (
     PREDICATE_SOURCE,
     PT,
     RELATIVE,
+    RETURNS,
     RZ,
     SECOND_GUARD,
     SIZE,
@@ -118,7 +120,7 @@ def _block_begins(words: Sequence[int], arch: int) -> frozenset[int]:
     found: set[int] = {0}
     for at, word in enumerate(words):
         opcode = OPCODE.of(word)
-        if opcode == BRA:
+        if opcode in (BRA, CALL):
             found |= {at + 1, at + 1 + distance_of(word, arch) // SIZE}
         elif opcode == BSSY:
             found.add(at + 1 + distance_of(word, arch) // SIZE)
@@ -130,13 +132,14 @@ def _block_begins(words: Sequence[int], arch: int) -> frozenset[int]:
 def _live_before(words: Sequence[int], arch: int) -> list[frozenset[int]]:
     """Registers that are needed before each instruction."""
     live: list[frozenset[int]] = [frozenset()] * len(words)
+    returned = tuple(at + 1 for at, word in enumerate(words) if OPCODE.of(word) == CALL)
     changed = True
     while changed:
         changed = False
         for at in reversed(range(len(words))):
             word = words[at]
             after: frozenset[int] = frozenset()
-            for to in _successors(word, at, arch):
+            for to in returned if OPCODE.of(word) in RETURNS else _successors(word, at, arch):
                 if 0 <= to < len(words):
                     after |= live[to]
             reads, writes = reads_and_writes(word)
@@ -150,7 +153,7 @@ def _live_before(words: Sequence[int], arch: int) -> list[frozenset[int]]:
 def _successors(word: int, at: int, arch: int) -> tuple[int, ...]:
     opcode = OPCODE.of(word)
     whole = GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT
-    if opcode == BRA:
+    if opcode in (BRA, CALL):
         to = at + 1 + distance_of(word, arch) // SIZE
         return (to,) if whole else (to, at + 1)
     return () if opcode == EXIT and whole else (at + 1,)
@@ -184,6 +187,10 @@ def _written_since(words: Sequence[int], arch: int) -> list[frozenset[int] | Non
             continue
         elif opcode in _MEETINGS:
             after = frozenset()
+            if opcode == CALL:
+                work.append((index + 1 + distance_of(word, arch) // SIZE, after))
+            elif opcode in RETURNS and whole:
+                continue
         work.append((index + 1, after))
     return known
 

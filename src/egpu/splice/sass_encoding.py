@@ -75,6 +75,7 @@ ULDC_INDEXED                    = 0xABB
 BRA_UNIFORM, BRXU, TRAP         = 0x547, 0x958, 0x95C
 R2UR_BEFORE_90, R2UR, UMOV, S2UR = 0x3C2, 0x2CA, 0xC82, 0x9C3
 VOTEU, REDUX, BRX, RET          = 0x886, 0x3C4, 0x949, 0x950
+CALL, WARPSYNC, WARPSYNC_ALL    = 0x944, 0x348, 0x948
 SR_CLOCK, SR_GLOBALTIMER        = 0x50, 0x52
 
 # Words with everything but operands: low and high half as the assembler writes them.
@@ -92,11 +93,12 @@ _WORDS = {
 # Instructions that count a distance from where they stand, or remember where they stand.
 RELATIVE = frozenset({
     BRA, BSSY, BREAK, BRX, RET, BRA_UNIFORM, BRXU,
-    0x343, 0x344, 0x943, 0x944,  # CALL
-    0x348, 0x948,                # WARPSYNC (with a target)
+    0x343, 0x344, 0x943, CALL,   # CALL
+    WARPSYNC, WARPSYNC_ALL,      # (with a target)
     0x34E, 0x94E,                # LEPC
     0x349, 0x34A, 0x94A, 0x350,  # BRX, JMP, RET with other operands
 })
+RETURNS = frozenset({RET, 0x350})
 # Stores, reductions and atomics, by base opcode: they read their sources after they were issued.
 LATE_READERS = frozenset({
     0x185, 0x186, 0x187, 0x188,                # ST, STG, STL, STS
@@ -153,8 +155,8 @@ def branch(arch: int, distance: int, *, guard: int = PT, second: int = PT, wait:
 
 
 def distance_of(word: int, arch: int) -> int:
-    """How far a BRA jumps."""
-    if arch >= _SPLIT_DISTANCE:
+    """Bytes from the instruction behind a BRA, BSSY, CALL or RET to the place that it names."""
+    if arch >= _SPLIT_DISTANCE and OPCODE.of(word) != BSSY:  # whose barrier has that place
         value = _DISTANCE_HIGH.of(word) << 8 | _DISTANCE_LOW.of(word)
         width = _DISTANCE_HIGH.width + 8
     else:

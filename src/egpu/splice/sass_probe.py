@@ -20,6 +20,7 @@ from egpu.image.cubin import open_cubin
 from egpu.image.cubin_edit import relocations_of, take_apart
 from egpu.image.cubin_kernel import Kernel, open_kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
+from egpu.splice.sass_closed import check_probe
 from egpu.splice.sass_encoding import (
     BRA,
     CONSTANT_OFFSET,
@@ -228,6 +229,7 @@ def _block(words: list[int], arch: int, kernel: Kernel) -> ProbeBlock:
         words.pop()
     if not words:
         raise InternalError("a probe without machine code")
+    check_probe(words, arch)
     first = words[0]
     skips = (
         kernel.frame == 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from egpu.codegen.device_code import RelocKind
 from egpu.errors import UnsupportedError
 from egpu.image.cubin_kernel import Kernel
+from egpu.splice.sass_closed import check_spliced
 from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     BRA,
@@ -97,7 +98,7 @@ class Splice:
             self._added += self._leaving(self._blocks.exit)
         if self._blocks.entry or self._starts:
             changed[0] = self._redirect_entry(changed.get(0, code[0]), self._blocks.entry)
-        return _extended(code.with_words(changed), self._added)
+        return self._checked(_extended(code.with_words(changed), self._added), code)
 
     def function(self, code: Code) -> Code:
         """A function that the kernel may call, whose ways out lead to a copy of the exit probes."""
@@ -105,7 +106,12 @@ class Splice:
         if block is None:
             return code
         code = with_late_reads(code, self._rules)
-        return _extended(code.with_words(self._redirect_exits(code, block)), self._leaving(block))
+        changed = self._redirect_exits(code, block)
+        return self._checked(_extended(code.with_words(changed), self._leaving(block)), code)
+
+    def _checked(self, after: Code, before: Code) -> Code:
+        check_spliced(before, after, self._arch)
+        return after
 
     @property
     def _end(self) -> int:

@@ -1,0 +1,100 @@
+"""Looks at code before and after it is put together: nothing leads anywhere but where it must."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from egpu.errors import InternalError, UnsupportedError
+from egpu.splice.sass_code import Code
+from egpu.splice.sass_encoding import (
+    BARRIER,
+    BRA,
+    BREAK,
+    BSSY,
+    BSYNC,
+    CALL,
+    EXIT,
+    GUARD,
+    OPCODE,
+    PT,
+    RELATIVE,
+    RETURNS,
+    SECOND_GUARD,
+    SIZE,
+    WARPSYNC,
+    WARPSYNC_ALL,
+    distance_of,
+)
+
+_NAMES_A_PLACE = frozenset({BRA, BSSY, CALL, *RETURNS})
+_NAMES_NONE = frozenset({BREAK, WARPSYNC, WARPSYNC_ALL})
+
+
+def check_probe(words: Sequence[int], arch: int) -> None:
+    """UnsupportedError for a probe with a jump whose place is not in it or is not known, or in
+    which lanes meet elsewhere than a barrier says."""
+    for index, word in enumerate(words):
+        opcode = OPCODE.of(word)
+        if opcode not in RELATIVE or opcode in _NAMES_NONE:
+            continue
+        place = _place(index, word, arch)
+        if opcode not in _NAMES_A_PLACE or not 0 <= place < len(words):
+            raise UnsupportedError(f"a probe with a jump out of it ({opcode:#x} at {index})")
+        if opcode == BSSY and not _meets(words[place - 1], BARRIER.of(word)):
+            raise UnsupportedError(f"a probe in which lanes meet in an unknown way (at {index})")
+
+
+def _meets(word: int, barrier: int) -> bool:
+    return OPCODE.of(word) == BSYNC and BARRIER.of(word) == barrier
+
+
+def check_spliced(before: Code, after: Code, arch: int) -> None:
+    """InternalError unless what was put behind a section's code stays there until it ends the
+    thread; from the first instruction it may go back to the second one.
+
+    ``before`` and ``after``: the section's code.  What is another instruction now must be a jump
+    behind the old code; the other old ones did not move, so they lead where they led.
+    """
+    size = len(before)
+    entering: set[int] = set()
+    leaving: set[int] = set()
+    for index in np.flatnonzero(before.opcodes != after.opcodes[:size]).tolist():
+        if OPCODE.of(after[index]) != BRA:
+            raise _wrong(index)
+        (leaving if index else entering).add(_place(index, after[index], arch))
+    appended = range(size, len(after))
+    _walk(after, leaving, appended, arch)
+    _walk(after, entering, appended, arch, resumed=1)
+
+
+def _walk(code: Code, begins: set[int], within: range, arch: int, resumed: int = -1) -> None:
+    seen = {resumed}
+    work = list(begins)
+    while work:
+        index = work.pop()
+        if index in seen:
+            continue
+        if index not in within:
+            raise _wrong(index)
+        seen.add(index)
+        work += _next(index, code[index], arch)
+
+
+def _next(index: int, word: int, arch: int) -> list[int]:
+    """Where lanes can be after an instruction; a function comes back behind its call."""
+    opcode = OPCODE.of(word)
+    whole = GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT
+    found = [] if whole and opcode in (BRA, EXIT, *RETURNS) else [index + 1]
+    if opcode in (BRA, BSSY, CALL):
+        found.append(_place(index, word, arch))
+    return found
+
+
+def _place(index: int, word: int, arch: int) -> int:
+    return index + 1 + distance_of(word, arch) // SIZE
+
+
+def _wrong(index: int) -> InternalError:
+    return InternalError(f"spliced code leads elsewhere at {index * SIZE:#x}")
