@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from egpu.bpf.maptypes import MapType, traits
-from egpu.errors import AgentError, EgpuError, InputError, MapError
+from egpu.errors import AgentError, InputError, MapError
 from egpu.maps import (
     Changes,
     Contents,
@@ -311,7 +311,7 @@ class _Host:
                 hint=f"`egpu map unpin {self._reference}` removes what is left",
             ) from error
         if "error" in answer:
-            raise _received(answer["error"])
+            raise talk.received(answer["error"])
         return answer, data
 
     def _rewrite(self, change: Callable[[Contents], tuple[Contents, _Result]]) -> _Result:
@@ -326,12 +326,3 @@ class _Host:
             contents, result = change(found)
             pins.put(self._reference, contents)
             return result
-
-
-def _received(told: Mapping[str, Any]) -> EgpuError:
-    message, hint = str(told.get("message")), str(told.get("hint", ""))
-    if "errno" in told:
-        return MapError(message, errno=int(told["errno"]), hint=hint)
-    if told.get("kind") == "InputError":
-        return InputError(message, hint=hint)
-    return AgentError(message, hint=hint)

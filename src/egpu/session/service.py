@@ -3,17 +3,15 @@ them when they ask."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from egpu.errors import EgpuError, InputError, InternalError, MapError
+from egpu.errors import EgpuError, InputError
 from egpu.maps import (
     BloomView,
     Changes,
@@ -38,9 +36,7 @@ from egpu.session.pushed_maps import PushedMap
 if TYPE_CHECKING:
     from egpu.session.session import Session
 
-_REQUEST_LIMIT = 64 << 20
 _numbers = itertools.count()
-_Answer = tuple[Mapping[str, Any], bytes]
 
 
 class MapService:
@@ -55,20 +51,13 @@ class MapService:
         self._lock = threading.Lock()
         self._closing = False
         folder = runtime_directory() / "sessions"
-        _remove_stale(folder)
-        self.path = folder / f"{os.getpid()}-{next(_numbers)}"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            self.path.unlink(missing_ok=True)
-            self._listener.bind(str(self.path))
-            self._listener.listen(16)
-        except OSError as error:
-            self._listener.close()
-            raise InputError(
-                f"no socket can be made ({error.strerror or error})", where=str(self.path)
-            ) from error
-        self._thread = threading.Thread(target=self._serve, name="egpu-maps", daemon=True)
-        self._thread.start()
+        talk.remove_stale(folder)
+        self._listener = talk.Listener(folder / f"{os.getpid()}-{next(_numbers)}", self._do)
+
+    @property
+    def path(self) -> Path:
+        """Its socket."""
+        return self._listener.path
 
     def pin(self, map_name: str, name: str) -> None:
         """Pin a map; InputError if a running session has that pin, or this one has it for another
@@ -110,12 +99,7 @@ class MapService:
         try:
             self._keep()
         finally:
-            # shutdown wakes the accept; close alone would leave it waiting
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
-            self._thread.join(talk.TIMEOUT_S)
-            self.path.unlink(missing_ok=True)
 
     def _keep(self) -> None:
         with self._lock:
@@ -129,30 +113,8 @@ class MapService:
 
     # ------------------------------------------------------------------ answering
 
-    def _serve(self) -> None:
-        while not self._closing:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
-
-    def _answer(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            connection.settimeout(talk.TIMEOUT_S)
-            if not talk.is_ours(connection):
-                return
-            try:
-                request, _ = talk.receive(connection, _REQUEST_LIMIT)
-                head, data = self._do(request)
-            except EgpuError as error:
-                head, data = {"error": _told(error)}, b""
-            except Exception as error:  # a bug of ours: the other end is told, the session goes on
-                head, data = {"error": _told(InternalError(repr(error)))}, b""
-            talk.send(connection, head, data)
-
-    def _do(self, request: Mapping[str, Any]) -> _Answer:
-        acts: dict[str, Callable[[Mapping[str, Any]], _Answer]] = {
+    def _do(self, request: Mapping[str, Any], _asking: int) -> talk.Answer:
+        acts: dict[str, Callable[[Mapping[str, Any]], talk.Answer]] = {
             "list": self._list,
             "read": self._read,
             "shape": self._shape,
@@ -174,7 +136,7 @@ class MapService:
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"malformed request: {error!r:.100}") from error
 
-    def _list(self, _request: Mapping[str, Any]) -> _Answer:
+    def _list(self, _request: Mapping[str, Any]) -> talk.Answer:
         with self._lock:
             pins = dict(self._pins)
         rows = [
@@ -191,17 +153,17 @@ class MapService:
         ]
         return {"pid": os.getpid(), "workload": self._session.pid, "maps": rows}, b""
 
-    def _read(self, request: Mapping[str, Any]) -> _Answer:
+    def _read(self, request: Mapping[str, Any]) -> talk.Answer:
         name = request["map"]
         check_read(self._view(name).spec)
         return {}, pack(self._contents(name))
 
-    def _shape(self, request: Mapping[str, Any]) -> _Answer:
+    def _shape(self, request: Mapping[str, Any]) -> talk.Answer:
         """The map as declared, without what it holds: that may be for programs only."""
         view = self._view(request["map"])
         return {}, pack(Contents(view.spec, (), {}, frozen=view.frozen))
 
-    def _update(self, request: Mapping[str, Any]) -> _Answer:
+    def _update(self, request: Mapping[str, Any]) -> talk.Answer:
         rows: list[tuple[bytes, Values]] = [
             (bytes.fromhex(key), tuple(bytes.fromhex(value) for value in values))
             for key, values in request["rows"]
@@ -212,14 +174,14 @@ class MapService:
                 raise InputError("a key or value of another size", where=f"map {spec.name}")
         return {"results": host.update(rows, UpdateFlag(request["flag"]))}, b""
 
-    def _delete(self, request: Mapping[str, Any]) -> _Answer:
+    def _delete(self, request: Mapping[str, Any]) -> talk.Answer:
         keys = [bytes.fromhex(key) for key in request["keys"]]
         spec = self._keyed(request["map"]).spec
         if any(len(key) != spec.key_size for key in keys):
             raise InputError("a key of another size", where=f"map {spec.name}")
         return {"results": self._host(request["map"]).delete(keys)}, b""
 
-    def _patch(self, request: Mapping[str, Any]) -> _Answer:
+    def _patch(self, request: Mapping[str, Any]) -> talk.Answer:
         offset, data = int(request["offset"]), bytes.fromhex(request["data"])
         spec = self._keyed(request["map"]).spec
         if not 0 <= offset <= offset + len(data) <= spec.value_size or spec.max_entries != 1:
@@ -227,34 +189,34 @@ class MapService:
         self._host(request["map"]).patch(offset, data)
         return {}, b""
 
-    def _freeze(self, request: Mapping[str, Any]) -> _Answer:
+    def _freeze(self, request: Mapping[str, Any]) -> talk.Answer:
         self._host(request["map"]).freeze()
         return {}, b""
 
-    def _push(self, request: Mapping[str, Any]) -> _Answer:
+    def _push(self, request: Mapping[str, Any]) -> talk.Answer:
         values = [bytes.fromhex(value) for value in request["values"]]
         host, view = self._pushed(request["map"])
         if any(len(value) != view.spec.value_size for value in values):
             raise InputError("a value of another size", where=f"map {view.spec.name}")
         return {"results": host.push(values, UpdateFlag(request["flag"]))}, b""
 
-    def _pop(self, request: Mapping[str, Any]) -> _Answer:
+    def _pop(self, request: Mapping[str, Any]) -> talk.Answer:
         host, view = self._pushed(request["map"])
         if not isinstance(view, QueueView):
             raise InputError("nothing is popped from it", where=f"map {view.spec.name}")
         value = host.pop()
         return {"value": None if value is None else value.hex()}, b""
 
-    def _contains(self, request: Mapping[str, Any]) -> _Answer:
+    def _contains(self, request: Mapping[str, Any]) -> talk.Answer:
         _, view = self._pushed(request["map"])
         self._session.snapshot()
         return {"there": bytes.fromhex(request["value"]) in view}, b""
 
-    def _pin(self, request: Mapping[str, Any]) -> _Answer:
+    def _pin(self, request: Mapping[str, Any]) -> talk.Answer:
         self.pin(request["map"], request["name"])
         return {}, b""
 
-    def _unpin(self, request: Mapping[str, Any]) -> _Answer:
+    def _unpin(self, request: Mapping[str, Any]) -> talk.Answer:
         self.unpin(request["name"])
         return {}, b""
 
@@ -296,14 +258,6 @@ class MapService:
         return view
 
 
-def _told(error: EgpuError) -> dict[str, Any]:
-    told: dict[str, Any] = {"kind": type(error).__name__, "message": error.message}
-    told["hint"] = error.hint
-    if isinstance(error, MapError):
-        told["errno"] = error.errno
-    return told
-
-
 def answers(pin: LivePin) -> bool:
     """Whether the session of a pin is still there."""
     try:
@@ -311,12 +265,3 @@ def answers(pin: LivePin) -> bool:
     except EgpuError:
         return False
     return True
-
-
-def _remove_stale(folder: Path) -> None:
-    """Sockets of sessions that were killed."""
-    for path in folder.iterdir():
-        pid = path.name.partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            with contextlib.suppress(OSError):
-                path.unlink()
