@@ -39,8 +39,11 @@ def execute(setting: Setting, state: State, step: Step) -> None:
     registers = state.frames[-1].registers
     op = step.op
     if op is _MOV:
+        if not step.register:
+            registers[step.dst] = step.constant
+            return
         value = registers[step.src]
-        if type(value) is Pointer and step.register and step.width == 64 and not step.off:
+        if type(value) is Pointer and step.width == 64 and not step.off:
             registers[step.dst] = value
         else:
             registers[step.dst] = _moved(setting, state, step)
@@ -49,12 +52,15 @@ def execute(setting: Setting, state: State, step: Step) -> None:
     other = registers[step.src] if step.register else step.constant
     if type(number) is Scalar and type(other) is Scalar and op is not _NEG:
         assert isinstance(op, AluOp), "the form of an ALU instruction has an AluOp"
-        registers[step.dst] = _number(step, op, number, other)
+        signed = bool(step.off) and op in _DIVISIONS
+        operation = S64.alu if step.width == 64 else S64.alu_low
+        registers[step.dst] = operation(op, number, other, signed=signed)
         return
     left = checks.initialised(setting, registers[step.dst], step.dst)
     if op is _NEG:
         number = checks.scalar(setting, left, step.dst, "negation")
-        registers[step.dst] = _number(step, AluOp.SUB, S64.zero, number)
+        operation = S64.alu if step.width == 64 else S64.alu_low
+        registers[step.dst] = operation(AluOp.SUB, S64.zero, number)
         return
     right: Scalar | Pointer
     if step.register:
@@ -64,17 +70,8 @@ def execute(setting: Setting, state: State, step: Step) -> None:
     registers[step.dst] = _pointer(setting, step, left, right)
 
 
-def _number(step: Step, op: AluOp, left: Scalar, right: Scalar) -> Scalar:
-    signed = bool(step.off) and op in _DIVISIONS
-    if step.width == 32:
-        return S64.alu_low(op, left, right, signed=signed)
-    return S64.alu(op, left, right, signed=signed)
-
-
 def _moved(setting: Setting, state: State, step: Step) -> Scalar | Pointer:
-    """MOV, MOVSX and their 32-bit forms."""
-    if not step.register:
-        return step.constant if step.width == 64 else S64.constant(step.imm & 0xFFFFFFFF)
+    """MOV of a register, MOVSX and their 32-bit forms."""
     value = checks.initialised(setting, linked(state, state.frames[-1], step.src), step.src)
     if step.width == 64 and not step.off:
         return value
@@ -117,8 +114,9 @@ def _advanced(setting: Setting, pointer: Pointer, number: Scalar, sign: int) -> 
     else:
         op = _SUB if sign < 0 else _ADD
         variable = S64.alu(op, pointer.variable or S64.zero, number)
-        moved = pointer._replace(variable=variable)
-        if not variable.mask:
+        if variable.mask:
+            moved = pointer._replace(variable=variable)
+        else:
             moved = pointer._replace(offset=pointer.offset + variable.smin, variable=None)
     checks.offset_fits(setting, moved)
     return moved

@@ -24,15 +24,14 @@ def decide(setting: Setting, state: State, step: Step) -> tuple[State | None, St
     """
     if step.op is JmpOp.JCOND:
         return state, state.copy()  # whether a run's budget is used up
-    registers = state.frame.registers
-    left = checks.initialised(setting, registers[step.dst], step.dst)
-    right: Scalar | Pointer = step.constant
-    if step.register:
-        right = checks.initialised(setting, registers[step.src], step.src)
-    assert isinstance(step.op, JmpOp), "the form of a jump has a JmpOp"
-    if isinstance(left, Scalar) and isinstance(right, Scalar):
+    registers = state.frames[-1].registers
+    left = registers[step.dst]
+    right = registers[step.src] if step.register else step.constant
+    if type(left) is Scalar and type(right) is Scalar:
+        assert isinstance(step.op, JmpOp), "the form of a jump has a JmpOp"
         return _numbers(state, step, step.op, left, right)
-    return _pointers(setting, state, step, left, right)
+    left = checks.initialised(setting, left, step.dst)
+    return _pointers(setting, state, step, left, checks.initialised(setting, right, step.src))
 
 
 def _numbers(
@@ -53,13 +52,16 @@ def _numbers(
 def _apply(
     state: State, step: Step, left: Scalar, right: Scalar, narrowed: tuple[Scalar, Scalar]
 ) -> None:
-    registers = state.frame.registers
-    if step.register and step.dst != step.src and right.mask:
+    registers = state.frames[-1].registers
+    if step.register and step.dst != step.src and right[1]:
         registers[step.src] = narrowed[1]
-        state.narrow(right, narrowed[1])
-    if left.mask and not (left.link and left.link == right.link and step.register):
+        if right[10]:
+            state.narrow(right, narrowed[1])
+    link = left[10]
+    if left[1] and not (link and link == right[10] and step.register):
         registers[step.dst] = narrowed[0]
-        state.narrow(left, narrowed[0])
+        if link:
+            state.narrow(left, narrowed[0])
 
 
 def _pointers(

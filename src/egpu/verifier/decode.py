@@ -33,13 +33,13 @@ class Step(NamedTuple):
     following: int  # pc of the next instruction
     target: int  # of a jump or a local call, -1 for others
     swaps: bool
-    constant: Scalar  # the immediate as a second operand
+    constant: Scalar  # the immediate as a second operand, or as a move leaves it
     reads: int
     writes: int
 
 
 # Looking a member up in its class takes longer than comparing with it.
-_JUMP, _LOAD_IMM64 = Kind.JUMP, Kind.LOAD_IMM64
+_JUMP, _LOAD_IMM64, _MOV = Kind.JUMP, Kind.LOAD_IMM64, AluOp.MOV
 _SPECIAL = frozenset({Kind.ATOMIC, Kind.CALL, Kind.LOAD_IMM64, Kind.JUMP_ALWAYS})
 
 
@@ -108,7 +108,7 @@ def decode(code: tuple[Insn, ...], policy: Policy) -> tuple[Step | None, ...]:
         # fmt: off
         steps[pc] = _new(Step, (
             pc, kind, op, width, register, dst, src, off, imm, after, target, swaps,
-            _constant(imm), reads, writes
+            _constant(imm if op is not _MOV or width == 64 else imm & 0xFFFFFFFF), reads, writes
         ))
         # fmt: on
         pc = after

@@ -33,8 +33,8 @@ def apply(setting: Setting, recorder: Recorder, state: State, step: Step) -> int
     kind = step.kind
     if kind is _ALU:
         arithmetic.execute(setting, state, step)
-    elif kind in _ACCESSES:
-        _ACCESSES[kind](setting, recorder, state, step)
+    elif kind in ACCESSES:
+        ACCESSES[kind](setting, recorder, state, step)
     elif kind is _LOAD_IMM64:
         state.frames[-1].registers[step.dst] = _constant(setting, recorder, step)
     elif kind is _JUMP_ALWAYS:
@@ -51,7 +51,7 @@ def apply(setting: Setting, recorder: Recorder, state: State, step: Step) -> int
 
 
 _ALU, _LOAD_IMM64, _JUMP_ALWAYS = Kind.ALU, Kind.LOAD_IMM64, Kind.JUMP_ALWAYS
-_ACCESSES: dict[Kind, Callable[[Setting, Recorder, State, Step], None]] = {
+ACCESSES: dict[Kind, Callable[[Setting, Recorder, State, Step], None]] = {
     Kind.LOAD: memory.load,
     Kind.LOAD_SIGNED: memory.load,
     Kind.STORE_REG: memory.store,

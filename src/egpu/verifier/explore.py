@@ -19,7 +19,7 @@ from egpu.verifier.budgets import Budgets
 from egpu.verifier.callbacks import Calls, calls_of
 from egpu.verifier.cost import NOTHING, Node, Spent, instructions, metered, weight
 from egpu.verifier.counters import Counted, Counting, count, counts_to_unknown, moving, put
-from egpu.verifier.execute import apply, first_state, forget_frame
+from egpu.verifier.execute import ACCESSES, apply, first_state, forget_frame
 from egpu.verifier.liveness import Liveness
 from egpu.verifier.loops import Loop
 from egpu.verifier.parts import Part, Stopped, TooDearError
@@ -185,6 +185,11 @@ class Exploration:
                     state = self._call_back(state, step)
                     continue
                 self.spent += calls.call(setting, self.recorder, state, step)
+                self.pc = step.following
+                continue
+            access = ACCESSES.get(kind)
+            if access is not None:
+                access(setting, self.recorder, state, step)
                 self.pc = step.following
                 continue
             if part is not None and kind is _EXIT and part.returns(state):
@@ -414,10 +419,11 @@ class Exploration:
 
     def _live(self, state: State) -> list[Live]:
         """What of each frame is live: all but the running one wait for a call."""
+        running = self.liveness.at(self.pc)
+        if len(state.frames) == 1:
+            return [running]
         suspended = self.liveness.suspended
-        live = [suspended[frame.call_site] for frame in state.frames[1:]]
-        live.append(self.liveness.at(self.pc))
-        return live
+        return [*[suspended[frame.call_site] for frame in state.frames[1:]], running]
 
     def _compare(self, state: State, spent: int) -> bool:
         """Compare at a checkpoint; whether the way ends here."""
@@ -474,9 +480,13 @@ class Exploration:
 
     def _repeated(self, nodes: list[Node], state: State, live: list[Live]) -> Node | None:
         """The unfinished node whose state is equal."""
-        key = None
+        key, place = None, self.telling.get(self.pc)
         for node in nodes:
-            if node.open and node.state is not None and may_equal(node.state, state, live[-1]):
+            if not node.open or node.state is None:
+                continue
+            if place is not None and told_apart(node.state, state, place):
+                continue
+            if may_equal(node.state, state, live[-1]):
                 key = key or state_key(state, live)
                 if state_key(node.state, self._live(node.state)) == key:
                     return node

@@ -19,6 +19,9 @@ from egpu.verifier.word import Width, Word
 _LOW_HALF = frozenset({AluOp.ADD, AluOp.SUB, AluOp.MUL, AluOp.AND, AluOp.OR, AluOp.XOR})
 
 
+_new = tuple.__new__  # Scalar(...) without matching arguments to names
+
+
 class Scalar(NamedTuple):
     """Known bits, bounds at full width, bounds of the low half, and a link.
 
@@ -40,11 +43,11 @@ class Scalar(NamedTuple):
 
     @property
     def word(self) -> Word:
-        return Word(*self[:6])
+        return _new(Word, self[:6])
 
     def linked(self, link: int) -> Scalar:
         """The same number with another link."""
-        return self if self[10] == link else tuple.__new__(Scalar, (*self[:10], link))
+        return self if self[10] == link else _new(Scalar, (*self[:10], link))
 
     def constant(self) -> int | None:
         """The unsigned value if it is known."""
@@ -94,12 +97,13 @@ class ScalarDomain:
         low = value & half.limit
         signed = value - full.limit - 1 if value & full.sign else value
         signed_low = low - half.limit - 1 if low & half.sign else low
-        return Scalar(value, 0, value, value, signed, signed, low, low, signed_low, signed_low)
+        bounds = value, value, signed, signed, low, low, signed_low, signed_low
+        return _new(Scalar, (value, 0, *bounds, 0))
 
     def low_word(self, scalar: Scalar) -> Word:
         """The low half as a word of its own."""
         limit = self.half.limit
-        return Word(scalar.value & limit, scalar.mask & limit, *scalar[6:10])
+        return _new(Word, (scalar[0] & limit, scalar[1] & limit, *scalar[6:10]))
 
     def sync(self, full: Word | None, low: Word | None, link: int = 0) -> Scalar | None:
         """The scalar with these two halves after each has told the other what it knows.
@@ -156,10 +160,18 @@ class ScalarDomain:
     def from_low(self, low: Word, link: int = 0) -> Scalar:
         """A low half zero-extended."""
         value, mask, umin, umax, smin, smax = low
-        return Scalar(value, mask, umin, umax, umin, umax, umin, umax, smin, smax, link)
+        made = value, mask, umin, umax, umin, umax, umin, umax, smin, smax, link
+        return _new(Scalar, made)
 
     def from_range(self, umin: int, umax: int) -> Scalar:
         """Any value between two unsigned bounds."""
+        key = umin, umax
+        found = self._results.get(key)
+        if found is None:
+            found = remember(self._results, key, self._from_range(umin, umax))
+        return found
+
+    def _from_range(self, umin: int, umax: int) -> Scalar:
         width = self.full
         word = width.reduce((0, width.limit), umin, umax, width.smin, width.smax)
         if word is None:
@@ -219,7 +231,9 @@ class ScalarDomain:
         if scalar.umax <= limit:
             return scalar
         if bits == self.half.bits:
-            return self.from_low(self.low_word(scalar))
+            value, mask, _, _, _, _, umin, umax, smin, smax, _ = scalar
+            made = value & limit, mask & limit, umin, umax, umin, umax, umin, umax, smin, smax, 0
+            return _new(Scalar, made)
         return self.alu(AluOp.AND, scalar, self.constant(limit))
 
     def sign_extend(self, scalar: Scalar, bits: int, *, to_low: bool = False) -> Scalar:

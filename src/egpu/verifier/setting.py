@@ -68,13 +68,14 @@ class Setting:
         return fields_of(self.program.attach)
 
     def map(self, index: int) -> MapSpec:
-        if not 0 <= index < len(self.program.maps):
+        maps = self.program.maps
+        if not 0 <= index < len(maps):
             raise Refusal(
                 "P2",
                 f"map {index} does not exist, the program has {self._count()}",
                 hint="load the program from its object file",
             )
-        return self.program.maps[index]
+        return maps[index]
 
     def _count(self) -> str:
         count = len(self.program.maps)
@@ -84,9 +85,8 @@ class Setting:
 def alignment(pointer: Pointer, more: int = 0) -> int:
     """Proven alignment of the address ``more`` bytes beyond a pointer, up to 8; every region begins
     at a multiple of 8."""
-    bits = pointer.offset + more
-    if pointer.variable is not None:
-        variable = pointer.variable
+    bits, variable = pointer.offset + more, pointer.variable
+    if variable is not None:
         unknown = variable.mask
         # Below the lowest unknown bit the sum is known.
         known = (unknown & -unknown) - 1 if unknown else -1
@@ -247,6 +247,8 @@ class Recorder:
 _SCALAR, _FUNCTION, _STACK = Region.SCALAR, Region.FUNCTION, Region.STACK
 _MAP_VALUE = Region.MAP_VALUE
 _ONLY = {region: frozenset({region}) for region in Region}
+_NUMBER = _ONLY[_SCALAR]
+_new = tuple.__new__  # Operand(...) without matching arguments to names
 _OR_NULL = {region: frozenset({region, Region.NULL}) for region in Region}
 _MAPS = frozenset({Region.MAP_POINTER, Region.INNER_MAP})
 
@@ -254,15 +256,17 @@ _MAPS = frozenset({Region.MAP_POINTER, Region.INNER_MAP})
 def operand_of(value: Scalar | Pointer, frame: int, offset: int = 0) -> Operand:
     """``value`` as seen from frame number ``frame``; ``offset`` is added for the alignment."""
     if type(value) is Scalar:
-        return Operand(_ONLY[_SCALAR], value=value.constant())
+        return _new(Operand, (_NUMBER, None, None, None, 1, None if value[1] else value[0]))
     assert type(value) is Pointer, "what is no number is a pointer"
     region, owner, start, variable, null, _, _ = value
     if region is _FUNCTION:
         return Operand(_ONLY[region], value=owner)
-    return Operand(
+    made = (
         _OR_NULL[region] if null else _ONLY[region],
         owner if region is _MAP_VALUE or region in _MAPS else None,
         start if variable is None else None,
         frame - owner if region is _STACK else None,
         alignment(value, offset),
+        None,
     )
+    return _new(Operand, made)

@@ -18,6 +18,9 @@ _BLANK = bytes(SLOT)
 _SPILLED = bytes([SPILL]) * SLOT
 
 
+_new = tuple.__new__  # Pointer(...) without matching arguments to names
+
+
 class Pointer(NamedTuple):
     """A register that points into ``region``.
 
@@ -40,8 +43,13 @@ class Pointer(NamedTuple):
         """The pointer ``offset`` bytes on."""
         if not offset:
             return self
-        region, owner, start, *rest = self
-        return tuple.__new__(Pointer, (region, owner, start + offset, *rest))
+        region, owner, start, variable, null, reference, size = self
+        return _new(Pointer, (region, owner, start + offset, variable, null, reference, size))
+
+    def not_null(self) -> Pointer:
+        """The pointer once it is known not to be null."""
+        region, owner, start, variable, _, reference, size = self
+        return _new(Pointer, (region, owner, start, variable, 0, reference, size))
 
 
 Value = Scalar | Pointer | None  # None: not initialised, or clobbered by a call
@@ -80,7 +88,7 @@ class Slot(NamedTuple):
 
     def with_spill(self, spill: Spill) -> Slot:
         if spill.size == SLOT:
-            return Slot(_SPILLED, (spill,))
+            return _new(Slot, (_SPILLED, (spill,)))
         slot = self.written(spill.at, spill.size, SPILL)
         return Slot(slot.kinds, tuple(sorted((*slot.spills, spill), key=lambda s: s.at)))
 
@@ -127,9 +135,16 @@ class Frame:
         return cls(registers, {}, call_site, start)
 
     def copy(self) -> Frame:
-        made = Frame(self.registers.copy(), self.slots.copy(), self.call_site, self.start)
+        made: Frame = _new_frame(Frame)
+        made.registers = self.registers.copy()
+        made.slots = self.slots.copy()
+        made.call_site = self.call_site
+        made.start = self.start
         made.turns = self.turns
         return made
+
+
+_new_frame = object.__new__  # Frame(...) without its __init__
 
 
 class State:
@@ -167,34 +182,35 @@ class State:
 
     def narrow(self, old: Scalar, new: Scalar) -> None:
         """Everything linked to ``old`` holds what ``new`` says."""
-        if not old.link:
+        link = old[10]
+        if not link:
             return
-        link = old.link
         for frame in self.frames:
             registers = frame.registers
             for index, value in enumerate(registers):
                 if type(value) is Scalar and value[10] == link:
                     registers[index] = new
             for number, slot in frame.slots.items():
-                for spill in slot.spills:
-                    if type(spill.value) is Scalar and spill.value[10] == link:
+                for spill in slot[1]:
+                    value = spill[2]
+                    if type(value) is Scalar and value[10] == link:
                         frame.slots[number] = slot.holding(link, new)
                         break
 
     def decide_null(self, null: int, is_null: bool) -> None:
         """The pointers of link ``null`` are null, or are not. A null record needs no release."""
-
         for frame in self.frames:
             registers = frame.registers
             for index, value in enumerate(registers):
-                if type(value) is Pointer and value.null == null:
-                    registers[index] = S64.zero if is_null else value._replace(null=0)
+                if type(value) is Pointer and value[4] == null:
+                    registers[index] = S64.zero if is_null else value.not_null()
             for number, slot in frame.slots.items():
-                for spill in slot.spills:
-                    if type(spill.value) is Pointer and spill.value.null == null:
+                for spill in slot[1]:
+                    value = spill[2]
+                    if type(value) is Pointer and value[4] == null:
                         # A pointer takes the whole slot.
-                        known = S64.zero if is_null else spill.value._replace(null=0)
-                        frame.slots[number] = slot._replace(spills=(spill._replace(value=known),))
+                        known = S64.zero if is_null else value.not_null()
+                        frame.slots[number] = Slot(slot.kinds, (spill._replace(value=known),))
         if is_null:
             self.references = tuple(r for r in self.references if r != null)
 
@@ -216,12 +232,12 @@ def write_stack(frame: Frame, offset: int, size: int, value: Scalar | Pointer) -
     """Store at a constant, aligned offset below r10."""
     number, at = offset // SLOT, offset % SLOT
     slot = frame.slots.get(number, EMPTY_SLOT)
-    if isinstance(value, Scalar):
+    if type(value) is Scalar:
         value = S64.truncate(value, 8 * size) if size < SLOT else value
-        if not value.umax:
+        if not value[3]:
             frame.slots[number] = slot.written(at, size, ZERO)
             return
-    frame.slots[number] = slot.with_spill(Spill(at, size, value))
+    frame.slots[number] = slot.with_spill(_new(Spill, (at, size, value)))
 
 
 def read_stack(frame: Frame, offset: int, size: int) -> Value:

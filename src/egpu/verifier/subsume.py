@@ -61,17 +61,16 @@ def _scalar_covers(old: Scalar, new: Scalar, links: _Links) -> bool:
         other = new.link or -old.link
         if not links.match(old.link, other):
             return False
-    return old is new or covers(old, new)
+    return covers(old, new)
 
 
 def _value_covers(old: Value, new: Value, links: _Links, matters: bool) -> bool:
     if old is None:
         return True  # the old way never read it
-    if isinstance(old, Scalar):
-        return isinstance(new, Scalar) and (
-            not matters or (old is new and not old[10]) or _scalar_covers(old, new, links)
-        )
-    if not isinstance(new, Pointer) or (
+    if type(old) is Scalar:
+        return type(new) is Scalar and (not matters or _scalar_covers(old, new, links))
+    assert type(old) is Pointer, "what is no number is a pointer"
+    if type(new) is not Pointer or (
         old.region is not new.region
         or old.owner != new.owner
         or old.offset != new.offset
@@ -121,43 +120,56 @@ def _slot_covers(old: Slot, new: Slot, links: _Links, matters: bool) -> bool:
     )
 
 
-def _linked(value: Scalar | Pointer) -> bool:
-    """Whether a value has a link, so that what it shares it with matters too."""
-    return bool(value[10] if type(value) is Scalar else value[4] or value[5])
-
-
-def _slot_linked(slot: Slot) -> bool:
-    for spill in slot.spills:  # noqa: SIM110 - any() takes three times as long
-        if _linked(spill.value):
-            return True
-    return False
-
-
 def _frame_covers(old: Frame, new: Frame, live: Live, links: _Links) -> bool:
+    """As far as values are not the same objects, whose links are for ``_same_links``."""
     if old.call_site != new.call_site:
         return False
     registers, slots, numbers, slot_numbers = live
     mine, theirs = old.registers, new.registers
     for index in _MEMBERS[registers]:
         value, other = mine[index], theirs[index]
-        if (
-            value is not None  # the old way read it
-            and (value is not other or _linked(value))
-            and not _value_covers(value, other, links, bool(numbers >> index & 1))
+        if value is not other and not _value_covers(
+            value, other, links, bool(numbers >> index & 1)
         ):
             return False
     if slots:
         others = new.slots
         for number, slot in old.slots.items():
-            place = 2 * (-1 - number)
-            if not slots >> place & 3:
-                continue
             same = others.get(number, EMPTY_SLOT)
-            if (slot is not same or _slot_linked(slot)) and not _slot_covers(
-                slot, same, links, bool(slot_numbers >> place & 3)
-            ):
+            if slot is not same:
+                place = 2 * (-1 - number)
+                if slots >> place & 3 and not _slot_covers(
+                    slot, same, links, bool(slot_numbers >> place & 3)
+                ):
+                    return False
+    return True
+
+
+def _same_links(old: Frame, new: Frame, live: Live, links: _Links) -> bool:
+    """Whether the links of what is the same in both states correspond to themselves."""
+    registers, slots, numbers, slot_numbers = live
+    for index in _MEMBERS[registers]:
+        value = old.registers[index]
+        if value is new.registers[index] and not _corresponds(value, links, numbers >> index & 1):
+            return False
+    for number, slot in old.slots.items():
+        place = 2 * (-1 - number)
+        if slots >> place & 3 and slot is new.slots.get(number):
+            matters = slot_numbers >> place & 3
+            if not all(_corresponds(spill.value, links, matters) for spill in slot.spills):
                 return False
     return True
+
+
+def _corresponds(value: Value, links: _Links, matters: int) -> bool:
+    if value is None:
+        return True
+    if type(value) is Scalar:
+        return not matters or not value[10] or links.match(value[10], value[10])
+    null, reference = value[4], value[5]
+    return (not null or links.match(null, null)) and (
+        not reference or links.match(reference, reference)
+    )
 
 
 def state_covers(old: State, new: State, live: list[Live]) -> bool:
@@ -168,8 +180,13 @@ def state_covers(old: State, new: State, live: list[Live]) -> bool:
     for mine, theirs, alive in zip(old.frames, new.frames, live, strict=True):
         if not _frame_covers(mine, theirs, alive, links):
             return False
+    if not links.forward and old.references == new.references:
+        return True  # whatever is linked is the same in both
     held = zip(sorted(old.references), sorted(new.references), strict=True)
-    return all(links.match(mine, theirs) for mine, theirs in held)
+    return all(links.match(mine, theirs) for mine, theirs in held) and all(
+        _same_links(mine, theirs, alive, links)
+        for mine, theirs, alive in zip(old.frames, new.frames, live, strict=True)
+    )
 
 
 def telling(a: State, b: State, live: Live) -> int | None:
