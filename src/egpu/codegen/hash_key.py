@@ -78,7 +78,6 @@ class HashKey:
             name,
             f"i64 {self.memory.table}",
             f"i64 {self.hash}",
-            f"i64 {self.reach()}",
             *self._key(),
         )
         return (

@@ -70,8 +70,9 @@ def _keys(words: int) -> str:
 
 
 def find_function(name: str, table: HashTable, words: int) -> str:
-    """``name(table, hash, reach, key words...)`` gives FOUND: where the key is an entry.
+    """``name(table, hash, key words...)`` gives FOUND: where the key is an entry.
 
+    The home slot's state and how far to look come with one load.
     In a table whose entries can go, a word of the key is compared between two looks at the state,
     so that an entry that goes and another that comes meanwhile are never taken for one.  Otherwise
     what is FULL stays as it is.
@@ -87,16 +88,22 @@ def find_function(name: str, table: HashTable, words: int) -> str:
 {_compare(table, words, "load_gpu")}
   %different = or i64 %differs, 0"""
     return f"""\
-define internal {FOUND} @{name}(i64 %table, i64 %hash, i64 %reach, {_keys(words)}) {ATTRIBUTES} {{
+define internal {FOUND} @{name}(i64 %table, i64 %hash, {_keys(words)}) {ATTRIBUTES} {{
 entry:
 {_want(HASH_FULL)}
+  %home = and i64 %hash, {table.slots - 1}
+  %to_home = mul i64 %home, {table.stride}
+  %home_slot = add i64 %table, %to_home
+  %both = call {{ i64, i64 }} @egpu.acquire_pair_gpu(i64 %home_slot)
+  %first = extractvalue {{ i64, i64 }} %both, 0
+  %reach = extractvalue {{ i64, i64 }} %both, 1
 {_limit("%reach")}
   %any = icmp ne i64 %limit, 0
-  br i1 %any, label %look, label %none
-look:
-  %d = phi i64 [ 0, %entry ], [ %next, %on ]
-{_slot(table)}
-  %state = call i64 @egpu.acquire_gpu(i64 %slot)
+  br i1 %any, label %judge, label %none
+judge:
+  %slot = phi i64 [ %home_slot, %entry ], [ %other, %look ]
+  %state = phi i64 [ %first, %entry ], [ %word, %look ]
+  %tried = phi i64 [ 1, %entry ], [ %next, %look ]
   %low = and i64 %state, {LOW}
   %hit = icmp eq i64 %low, %want
   br i1 %hit, label %compare, label %on
@@ -105,9 +112,16 @@ compare:
   %same = icmp eq i64 %different, 0
   br i1 %same, label %found, label %on
 on:
-  %next = add i64 %d, 1
-  %more = icmp ult i64 %next, %limit
-  br i1 %more, label %look, label %none, !llvm.loop !0
+  %more = icmp ult i64 %tried, %limit
+  br i1 %more, label %look, label %none
+look:
+  %place = add i64 %hash, %tried
+  %number = and i64 %place, {table.slots - 1}
+  %skip = mul i64 %number, {table.stride}
+  %other = add i64 %table, %skip
+  %word = call i64 @egpu.acquire_gpu(i64 %other)
+  %next = add i64 %tried, 1
+  br label %judge, !llvm.loop !0
 found:
   %f0 = insertvalue {FOUND} zeroinitializer, i64 %slot, 0
   %f1 = insertvalue {FOUND} %f0, i64 %state, 1

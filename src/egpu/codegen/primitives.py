@@ -85,6 +85,9 @@ _PTX_FUNCTIONS = (
     _asm("cas_gpu", "i64", "i64 %a, i64 %c, i64 %v",
          "atom.relaxed.gpu.global.cas.b64 $0, [$1], $2, $3;", "=l,l,l,l,~{memory}"),
     _asm("acquire_gpu", "i64", "i64 %a", "ld.acquire.gpu.global.b64 $0, [$1];", "=l,l,~{memory}"),
+    # Two words at a multiple of 16, each acquired; neither is ordered before the other.
+    _asm("acquire_pair_gpu", "{ i64, i64 }", "i64 %a",
+         "ld.acquire.gpu.global.v2.b64 {$0, $1}, [$2];", "=l,=l,l,~{memory}"),
     _asm("fetch_add_gpu", "i64", "i64 %a, i64 %v",
          "atom.acq_rel.gpu.global.add.u64 $0, [$1], $2;", "=l,l,l,~{memory}"),
     _asm("swap_gpu", "i64", "i64 %a, i64 %c, i64 %v",
@@ -152,6 +155,13 @@ _HOST_FUNCTIONS = (
     _function("acquire_gpu", "i64", "i64 %a",
               "  %p = inttoptr i64 %a to ptr\n"
               "  %r = load atomic i64, ptr %p acquire, align 8\n  ret i64 %r"),
+    _function("acquire_pair_gpu", "{ i64, i64 }", "i64 %a",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %x = load atomic i64, ptr %p acquire, align 8\n"
+              "  %q = getelementptr i8, ptr %p, i64 8\n"
+              "  %y = load atomic i64, ptr %q acquire, align 8\n"
+              "  %s = insertvalue { i64, i64 } poison, i64 %x, 0\n"
+              "  %r = insertvalue { i64, i64 } %s, i64 %y, 1\n  ret { i64, i64 } %r"),
     _function("fetch_add_gpu", "i64", "i64 %a, i64 %v",
               "  %p = inttoptr i64 %a to ptr\n"
               "  %r = atomicrmw add ptr %p, i64 %v seq_cst, align 8\n  ret i64 %r"),

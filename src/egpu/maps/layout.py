@@ -150,6 +150,7 @@ HASH_SLOT: dict[str, tuple[int, int]] = {
     "pins":   (16, 8),         # in tables whose entries can go
     "used":   (24, 8),         # %globaltimer of the last use; in LRU maps only
 }
+HASH_SLOT_ALIGNMENT = 16            # state and home are read with one load
 HASH_FREE, HASH_CLAIMED, HASH_ENTERING, HASH_FULL = 0, 1, 2, 3
 HASH_STATE, HASH_TAG_BITS = 0b11, 22
 HASH_INCARNATION = 1 << 24
@@ -234,7 +235,7 @@ def hash_table(spec: MapSpec) -> HashTable:
     last = "used" if kind.evicts else "pins" if pinned else "home"
     key = sum(HASH_SLOT[last])
     value, value_stride = key + round_up(spec.key_size, 8), round_up(spec.value_size, 8)
-    stride = value if kind.per_sm else value + value_stride
+    stride = round_up(value if kind.per_sm else value + value_stride, HASH_SLOT_ALIGNMENT)
     size = HASH_CONTROL_SIZE + slots * stride
     return HashTable(
         slots,
