@@ -4,11 +4,9 @@ import json
 import sys
 from dataclasses import replace
 
-import pytest
 from test_runtime_cli import DEMO, ROOT, egpu, pytestmark, workload
 
 from egpu.bpf import own_maps
-from egpu.errors import UnsupportedError
 from egpu.session import Options, run
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
@@ -41,6 +39,18 @@ def test_warnings_are_awaited_where_threads_may_trap():
     assert wrong(trap.format("a"), "a: missed") == ["warning: a: missed"]
 
 
+def test_totals_are_over_all_contexts():
+    row = {"name": "a", "not_probed": {}, "launches_probed": 1}
+    half = 1 << 63
+    values = {ENTERED: 2, 1: 64, 2: half, 3: 2, 4: 64, 5: half, ALONE: 2}
+    totals = [{"key": k, "value": v, "context": n} for n in range(2) for k, v in values.items()]
+    report = {"kernels": [row], "warnings": [], "maps": {"totals": totals}}
+    kernels = {"a": {"blocks": 4, "threads": 128}}
+    assert wrong_block_exits(kernels, report) == ([], "4 blocks of 1 kernels left once")
+    report["maps"]["totals"] = totals[:-1]
+    assert wrong_block_exits(kernels, report)[0] == [f"total {ALONE} is 2, expected 4"]
+
+
 def test_missed_blocks_are_said(monkeypatch):
     small = replace(own_maps.SPECS[own_maps.BLOCKS], max_entries=1)
     monkeypatch.setitem(own_maps.SPECS, own_maps.BLOCKS, small)
@@ -62,8 +72,3 @@ def test_the_cost_is_that_of_what_runs():
     assert rows["leave"]["cost"]["atomics"] > rows["enter"]["cost"]["atomics"]
     assert rows["leave"]["cost"]["instructions"] > rows["leave"]["instructions"]
     assert rows["enter"]["cost"]["instructions"] <= rows["enter"]["instructions"]
-
-
-def test_a_real_gpu_asks_for_hash_maps():
-    with pytest.raises(UnsupportedError, match=r"kretprobe\.block.*--hash-maps"):
-        run(["true"], programs=PROGRAM)
