@@ -35,7 +35,7 @@ def entry(call: Call, key: str) -> tuple[str, str]:
         skip = body.binary("add", "i64", body.binary("mul", "i64", key, stride), own)
     else:
         skip = body.binary("mul", "i64", key, str(entry))
-    return inside, body.binary("add", "i64", scope.argument_base(call.pc, 1), skip)
+    return inside, scope.argument_base(call.pc, 1, skip)
 
 
 def map_lookup(call: Call) -> str:

@@ -7,6 +7,7 @@ that the splicer resolves.
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from egpu.bpf.program import AttachKind, Level, MapSpec
@@ -69,6 +70,12 @@ class Relocation:
     def symbol(self) -> str:
         indexed = self.kind.value.endswith("_")
         return f"{self.kind.value}{self.index}" if indexed else self.kind.value
+
+
+def only_per_sm(relocations: Collection[Relocation]) -> bool:
+    """Whether all the memory that a probe with these symbols reaches is in per-SM arrays."""
+    maps = {each.index for each in relocations if each.kind is RelocKind.MAP}
+    return maps == {each.index for each in relocations if each.kind is RelocKind.MAP_SPREAD}
 
 
 @dataclass(frozen=True, slots=True)

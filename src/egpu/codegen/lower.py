@@ -28,6 +28,7 @@ from egpu.codegen.scope import (
     STATE_SM,
     Scope,
     Unit,
+    low_symbol_function,
     symbol_function,
 )
 from egpu.codegen.targets import Machine, header
@@ -116,12 +117,20 @@ class Lowered:
 
 
 def _symbol(symbol: Relocation, values: Mapping[Relocation, int] | None) -> str:
-    name = symbol_function(symbol)
+    name, low = symbol_function(symbol), low_symbol_function(symbol)
+    # The splicer replaces the statement with the symbol as a whole: see RelocKind.
+    whole = f'call i64 asm "mov.b64 $0, {symbol.symbol};", "=l"() {PURE}'
+    half = (
+        f'call i32 asm "{{{{ .reg .b64 %symbol; mov.b64 %symbol, {symbol.symbol}; '
+        f'cvt.u32.u64 $0, %symbol; }}}}", "=r"() {PURE}'
+    )
     if values is not None:
-        return f"define internal i64 @{name}() {ATTRIBUTES} {{\n  ret i64 {values[symbol]}\n}}\n"
-    # The splicer replaces this statement as a whole: see RelocKind.
-    asm = f'call i64 asm "mov.b64 $0, {symbol.symbol};", "=l"() {PURE}'
-    return f"define internal i64 @{name}() {ATTRIBUTES} {{\n  %v = {asm}\n  ret i64 %v\n}}\n"
+        whole = f"add i64 0, {values[symbol]}"
+        half = f"add i32 0, {values[symbol] & 0xFFFF_FFFF}"
+    return (
+        f"define internal i64 @{name}() {ATTRIBUTES} {{\n  %v = {whole}\n  ret i64 %v\n}}\n"
+        f"define internal i32 @{low}() {ATTRIBUTES} {{\n  %v = {half}\n  ret i32 %v\n}}\n"
+    )
 
 
 def lower(verified: VerifiedProgram, machine: Machine) -> Lowered:

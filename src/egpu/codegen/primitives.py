@@ -17,8 +17,10 @@ PURE = "nounwind willreturn memory(none)"
 # before they are inlined; what holds no such assembly loses the attribute by itself.
 ATTRIBUTES = "alwaysinline convergent nounwind"
 PREFIX = "egpu."
-# The register in which a probe keeps the lanes that came to its site; no PTX register.
+# Registers in which a probe keeps the lanes that came to its site, and what chose one of them
+# (which lanes below it are there: none).  No PTX registers.
 SITE_MASK = "%egpu_site_mask"
+CHOSEN = "%egpu_chosen"
 
 
 def _function(name: str, result: str, parameters: str, body: str) -> str:
@@ -113,15 +115,29 @@ _PTX_FUNCTIONS = (
     _function("slot_of", "i32", "i32 %sm, i32 %slots",
               "  %last = sub i32 %slots, 1\n  %in = icmp ult i32 %sm, %last\n"
               "  %r = select i1 %in, i32 %sm, i32 %last\n  ret i32 %r"),
-    # Read as if it never changed: which of an SM's copies a warp uses does not matter.
-    _special("warp_slot", "i32", "%warpid", pure=True),
+    # Which of an SM's copies a warp uses does not matter.  So it is read as if it never changed; it
+    # is the same in all lanes, so that ptxas adds up what they add.
+    _special("pick", "i32", "%warpid", pure=True),
+    _function("differing", "i32", "", "  ret i32 0"),
+    # LLVM would add a constant offset to the launch's arena, where it costs two instructions; what
+    # is added last is a part of the instructions that use the address.
+    _function("at_offset", "i64", "i64 %a, i64 %o",
+              f'  %r = call i64 asm "add.s64 $0, $1, $2;", "=l,l,l"(i64 %a, i64 %o) {PURE}\n'
+              "  ret i64 %r"),
 )  # fmt: skip
+# Where one lane runs alone: the clock, which takes a quarter of the time to read, and a zero that
+# differs by lane for all that ptxas knows.  Of an address that is the same in all lanes it adds up
+# over lanes that are not there: a dozen instructions for nothing.
+_ALONE_FUNCTIONS = (
+    _special("pick", "i32", "%clock", pure=True),
+    _special("differing", "i32", CHOSEN, pure=True),
+)
 
 _ONE_THREAD: dict[str, int] = {
     **{f"{field}_{axis}": 0 for field in ("tid", "ctaid") for axis in "xyz"},
     **{f"{field}_{axis}": 1 for field in ("ntid", "nctaid") for axis in "xyz"},
-    "lane": 0, "lanes_below": 0, "own_lane": 1, "sm": 0, "warp": 0, "warp_slot": 0, "active": 1,
-    "site_mask": 1,
+    "lane": 0, "lanes_below": 0, "own_lane": 1, "sm": 0, "warp": 0, "pick": 0, "active": 1,
+    "site_mask": 1, "differing": 0,
 }  # fmt: skip
 
 _CLOCK = """  %t = alloca { i64, i64 }, align 8
@@ -195,6 +211,7 @@ _HOST_FUNCTIONS = (
               "  %p = inttoptr i64 %a to ptr\n"
               "  store atomic i64 %v, ptr %p release, align 8\n  ret void"),
     _function("slot_of", "i32", "i32 %sm, i32 %slots", "  ret i32 0"),
+    _function("at_offset", "i64", "i64 %a, i64 %o", "  %r = add i64 %a, %o\n  ret i64 %r"),
 )  # fmt: skip
 
 
@@ -223,8 +240,9 @@ def primitives(machine: Machine, together: Together) -> dict[str, str]:
     table = PRIMITIVES[machine]
     if together is Together.WARP:
         return table
-    alone = PRIMITIVES[Machine.X86_64]
-    return table | {f"{PREFIX}{name}": alone[f"{PREFIX}{name}"] for name in _COLLECTIVE}
+    host = PRIMITIVES[Machine.X86_64]
+    alone = {f"{PREFIX}{name}": host[f"{PREFIX}{name}"] for name in _COLLECTIVE}
+    return table | alone | (_by_name(_ALONE_FUNCTIONS) if machine is Machine.NVPTX else {})
 
 
 DECLARATIONS: dict[Machine, str] = {

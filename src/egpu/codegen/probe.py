@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
+import re
 from importlib.metadata import PackageNotFoundError, version
 
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.program import AttachKind, AttachPoint, Level
 from egpu.codegen.arena import ARENA_HEADER, LAUNCH_BLOCK
-from egpu.codegen.device_code import DeviceCode, Launch, Relocation, RelocKind, Target
+from egpu.codegen.device_code import (
+    DeviceCode,
+    Launch,
+    Relocation,
+    RelocKind,
+    Target,
+    only_per_sm,
+)
 from egpu.codegen.lower import lower
-from egpu.codegen.primitives import SITE_MASK, Together
+from egpu.codegen.primitives import CHOSEN, SITE_MASK, Together
 from egpu.codegen.ptx_text import KernelText, embed
 from egpu.codegen.targets import PTX_ISA, Machine, emit_ptx
 from egpu.errors import InputError, UnsupportedError
@@ -18,7 +27,7 @@ from egpu.verifier.verified import Policy, VerifiedProgram
 
 _DISTRIBUTION = "warpbpf"
 # Changes whenever the code that the same program compiles to changes within one version of egpu.
-_REVISION = 7
+_REVISION = 8
 _CONTEXT = "1"  # r1 of a probe: the context is virtual, its address only has to differ from null
 _ENDING = frozenset(row.id for row in HELPERS.values() if row.body == "thread_exit")
 _WHOLE_THREADS = (AttachKind.ENTRY, Level.THREAD)
@@ -50,14 +59,15 @@ def compile_probe(
     ends = bool(vp.facts.helpers & _ENDING)
     made = emit_ptx(lowered.module(start, together=together))
     body = embed(made, tag, allowed=frozenset({"exit"} if ends else ()))
-    prologue, relocations = _prologue(_electing(point), launch, body, tag)
+    parting = _parting(point, body)
+    prologue, relocations = _prologue(_electing(point), parting, launch, body, tag)
     text = "\n".join(
         [
             *_registers(tag),
             *body.declarations,
             *prologue,
-            *(line.replace(SITE_MASK, f"%{tag}_g0") for line in body.statements),
-            *_epilogue(body, point, tag),
+            *(_statement(line, parting, tag) for line in body.statements),
+            *_epilogue(body, parting, tag),
         ]
     )
     used = dict.fromkeys((*relocations, *body.relocations))
@@ -159,8 +169,45 @@ def _registers(tag: str) -> list[str]:
     ]
 
 
+class _Parting(enum.Enum):
+    """How the lanes that a program does not run for are kept from it."""
+
+    NEVER = enum.auto()  # all run it, without conditional branches
+    BRANCH = enum.auto()  # they go around it, or lanes part inside; all meet behind it
+    GUARD = enum.auto()  # they compute with the others, and only the chosen one's additions count
+
+
+# What computes and does nothing else, as LLVM and the primitives write it.
+_COMPUTING = re.compile(
+    r"(?:mov|cvt|add|sub|mul|mad|and|or|xor|not|neg|shl|shr|min|max|popc|setp|selp|bfe|prmt)"
+    r"\.[\w.]+ |\.reg |[{}]$"
+)
+_REDUCTION = "red."
+
+
+def _parting(point: AttachPoint, body: KernelText) -> _Parting:
+    """A branch around a few instructions, and the meeting behind it, cost more than they do."""
+    if point.level is Level.THREAD:
+        return _Parting.BRANCH if body.diverges else _Parting.NEVER
+    short = len(body.statements) <= _GUARDED_MOST and all(
+        _COMPUTING.match(line) or line.startswith(_REDUCTION) for line in body.statements
+    )
+    guarded = short and _electing(point) is Level.WARP and only_per_sm(body.relocations)
+    return _Parting.GUARD if guarded else _Parting.BRANCH
+
+
+_GUARDED_MOST = 64  # statements
+
+
+def _statement(line: str, parting: _Parting, tag: str) -> str:
+    line = line.replace(SITE_MASK, f"%{tag}_g0").replace(CHOSEN, f"%{tag}_g2")
+    if parting is _Parting.GUARD and line.startswith(_REDUCTION):
+        return f"@%{tag}_go {line}"
+    return line
+
+
 def _prologue(
-    level: Level, launch: Launch, body: KernelText, tag: str
+    level: Level, parting: _Parting, launch: Launch, body: KernelText, tag: str
 ) -> tuple[list[str], tuple[Relocation, ...]]:
     """What runs before the program, the same branches for all lanes that are together.
 
@@ -169,7 +216,7 @@ def _prologue(
     go, word, wide = f"%{tag}_go", f"%{tag}_g", f"%{tag}_gd"
     relocations: tuple[Relocation, ...] = ()
     lines = []
-    if _rejoins(level, body) or _reads_mask(body):
+    if parting is not _Parting.NEVER or _reads_mask(body):
         lines.append(f"activemask.b32 {word}0;")
     if launch is Launch.CAPTURED:
         arena = Relocation(RelocKind.LAUNCH, LAUNCH_BLOCK["device_arena"][0])
@@ -187,9 +234,11 @@ def _prologue(
             lines += [
                 f"mov.u32 {word}2, %lanemask_lt;",
                 f"and.b32 {word}2, {word}2, {word}0;",
-                f"setp.ne.b32 {go}, {word}2, 0;",
-                f"@{go} bra {body.end};",
             ]
+            if parting is _Parting.GUARD:
+                lines.append(f"setp.eq.b32 {go}, {word}2, 0;")
+            else:
+                lines += [f"setp.ne.b32 {go}, {word}2, 0;", f"@{go} bra {body.end};"]
         case Level.BLOCK:  # every thread enters exactly once, so thread (0, 0, 0) does
             lines += [
                 f"mov.u32 {word}2, %tid.x;",
@@ -207,13 +256,8 @@ def _reads_mask(body: KernelText) -> bool:
     return any(SITE_MASK in line for line in body.statements)
 
 
-def _rejoins(level: Level, body: KernelText) -> bool:
-    """Whether lanes part on the way, so that they must meet again before the kernel goes on."""
-    return body.diverges or level is not Level.THREAD
-
-
-def _epilogue(body: KernelText, point: AttachPoint, tag: str) -> list[str]:
+def _epilogue(body: KernelText, parting: _Parting, tag: str) -> list[str]:
     lines = [f"{body.end}:"]
-    if _rejoins(point.level, body):
+    if parting is not _Parting.NEVER:  # the kernel goes on when they have met again
         lines.append(f"bar.warp.sync %{tag}_g0;")
     return lines

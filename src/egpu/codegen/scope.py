@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from egpu.bpf.isa import FRAME_POINTER, MAX_CALL_DEPTH, STACK_SIZE
 from egpu.bpf.maptypes import traits
 from egpu.bpf.program import MapSpec
-from egpu.codegen.arena import LAUNCH_BLOCK, round_up
+from egpu.codegen.arena import LAUNCH_BLOCK, copy_stride, round_up
 from egpu.codegen.device_code import Relocation, RelocKind
 from egpu.codegen.ir import Body
 from egpu.codegen.targets import Machine
@@ -100,10 +100,19 @@ class Scope:
         self.unit.symbols[relocation] = None
         return self.body.value(f"call i64 @{symbol_function(relocation)}()")
 
+    def low_symbol(self, kind: RelocKind, index: int = 0) -> str:
+        """The low 32 bits of such a value, of which LLVM knows that they are no more: a GPU
+        multiplies two of them into 64 bits by one instruction, and any other two by four."""
+        relocation = Relocation(kind, index)
+        self.unit.symbols[relocation] = None
+        return self.body.value(f"call i32 @{low_symbol_function(relocation)}()")
+
     def launch(self, name: str) -> str:
         """A field of the launch block, zero-extended to 64 bits."""
         offset, size = LAUNCH_BLOCK[name]
         window = offset & ~7
+        if (offset, size) == (window, 4):
+            return self.body.resize(self.low_symbol(RelocKind.LAUNCH, window), 32, 64)
         value = self.symbol(RelocKind.LAUNCH, window)
         if offset != window:
             value = self.body.binary("lshr", "i64", value, str(8 * (offset - window)))
@@ -136,9 +145,16 @@ class Scope:
             )
         return index, self.unit.verified.program.maps[index]
 
-    def map_base(self, index: int) -> str:
-        """The device address of map ``index``; of this SM's copy for per-SM maps."""
-        return self._copy_of(self.map_start(index), index)
+    def map_base(self, index: int, skip: str = "0") -> str:
+        """The device address of map ``index``, of this SM's copy for per-SM maps, and ``skip``
+        bytes on."""
+        body = self.body
+        if not self._per_sm(index):
+            return body.binary("add", "i64", self.map_start(index), skip)
+        copy = self.of_copy(self.launch("device_arena"), index)
+        place = body.binary("add", "i64", copy, skip)
+        offset = self.symbol(RelocKind.MAP, index)
+        return body.call("i64", "egpu.at_offset", f"i64 {place}", f"i64 {offset}")
 
     def map_start(self, index: int) -> str:
         """The device address of map ``index``."""
@@ -149,17 +165,23 @@ class Scope:
     def argument_start(self, pc: int, register: int) -> str:
         """The device address of the map that ``register`` names: what it holds if a map of maps
         gave it, as ``map_at`` tells of what shape."""
-        if self.operand(pc, register).regions == {Region.INNER_MAP}:
+        if self._is_inner(pc, register):
             return self.get(register)
         return self.map_start(self.map_at(pc, register)[0])
 
-    def argument_base(self, pc: int, register: int) -> str:
-        """The same; of this SM's copy for per-SM maps."""
-        return self._copy_of(self.argument_start(pc, register), self.map_at(pc, register)[0])
+    def argument_base(self, pc: int, register: int, skip: str = "0") -> str:
+        """The same; of this SM's copy for per-SM maps, and ``skip`` bytes on."""
+        index, _ = self.map_at(pc, register)
+        if not self._is_inner(pc, register):
+            return self.map_base(index, skip)
+        base = self.body.binary("add", "i64", self.get(register), skip)
+        return self.of_copy(base, index) if self._per_sm(index) else base
 
-    def _copy_of(self, base: str, index: int) -> str:
-        per_sm = traits(self.unit.verified.program.maps[index].type).per_sm
-        return self.of_copy(base, index) if per_sm else base
+    def _is_inner(self, pc: int, register: int) -> bool:
+        return self.operand(pc, register).regions == {Region.INNER_MAP}
+
+    def _per_sm(self, index: int) -> bool:
+        return traits(self.unit.verified.program.maps[index].type).per_sm
 
     def of_copy(self, base: str, index: int) -> str:
         """``base`` moved to the copy of per-SM map ``index`` that this warp uses.
@@ -169,19 +191,25 @@ class Scope:
         """
         body = self.body
         # The number of a copy fits 32 bits, in which a GPU multiplies four times as fast.
-        spread = body.resize(self.symbol(RelocKind.MAP_SPREAD, index), 64, 32)
+        spread = self.low_symbol(RelocKind.MAP_SPREAD, index)
         last = body.binary("sub", "i32", spread, "1")
-        warp = body.binary("and", "i32", body.call("i32", "egpu.warp_slot"), last)
+        picked = body.binary("and", "i32", body.call("i32", "egpu.pick"), last)
+        picked = body.binary("or", "i32", picked, body.call("i32", "egpu.differing"))
         first = body.binary("mul", "i32", body.resize(self.slot(), 64, 32), spread)
-        copy = body.resize(body.binary("add", "i32", first, warp), 32, 64)
-        skip = body.binary("mul", "i64", copy, self.symbol(RelocKind.MAP_STRIDE, index))
+        copy = body.resize(body.binary("add", "i32", first, picked), 32, 64)
+        skip = body.binary("mul", "i64", copy, self._stride(index))
         return body.binary("add", "i64", base, skip)
 
     def of_slot(self, base: str, index: int) -> str:
         """``base`` moved to this SM's part of map ``index``."""
-        stride = self.symbol(RelocKind.MAP_STRIDE, index)
-        skip = self.body.binary("mul", "i64", self.slot(), stride)
+        skip = self.body.binary("mul", "i64", self.slot(), self._stride(index))
         return self.body.binary("add", "i64", base, skip)
+
+    def _stride(self, index: int) -> str:
+        """Bytes between the copies of map ``index``, 64 bits."""
+        if copy_stride(self.unit.verified.program.maps[index]) >> 32:
+            return self.symbol(RelocKind.MAP_STRIDE, index)
+        return self.body.resize(self.low_symbol(RelocKind.MAP_STRIDE, index), 32, 64)
 
     def stack_offset(self, operand: Operand, offset: int, size: int) -> int | None:
         """Where ``operand + offset`` lies from its frame's end, None unless that is one constant.
@@ -199,3 +227,8 @@ class Scope:
 def symbol_function(relocation: Relocation) -> str:
     """The name of the IR function that gives a symbol's value."""
     return f"egpu.sym.{relocation.symbol}"
+
+
+def low_symbol_function(relocation: Relocation) -> str:
+    """The name of the IR function that gives its low 32 bits."""
+    return f"egpu.low.{relocation.symbol}"

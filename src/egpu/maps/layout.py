@@ -311,7 +311,7 @@ def plan(
             case Storage.ARRAY:
                 place, total = MapPlace(offset, 0, entry), spec.max_entries * entry
             case Storage.PER_SM_ARRAY:
-                stride = round_up(spec.max_entries * entry, SM_COPY_ALIGNMENT)
+                stride = copy_stride(spec)
                 spread = _spread(stride * sm_slots) if index in additive else 1
                 place = MapPlace(offset, stride, entry, spread=spread)
                 total = stride * sm_slots * spread
@@ -326,8 +326,7 @@ def plan(
                 table = hash_table(spec)
                 place, total = MapPlace(offset, 0, table.stride), table.size
             case Storage.PER_SM_HASH:
-                table = hash_table(spec)
-                stride = round_up(table.slots * table.value_stride, SM_COPY_ALIGNMENT)
+                table, stride = hash_table(spec), copy_stride(spec)
                 place = MapPlace(offset, stride, table.stride)
                 total = table.values + stride * sm_slots
             case Storage.MAPS:
@@ -346,6 +345,20 @@ def plan(
         places.append(place)
         device = offset + total
     return _with_host(places, sm_slots, round_up(device, PAGE))
+
+
+def copy_stride(spec: MapSpec) -> int:
+    """Bytes between the copies of a map that has one for each SM slot, 0 for others."""
+    match traits(spec.type).storage:
+        case Storage.PER_SM_ARRAY:
+            return round_up(spec.max_entries * round_up(spec.value_size, 8), SM_COPY_ALIGNMENT)
+        case Storage.RING:
+            return RING_CONTROL_SIZE
+        case Storage.PER_SM_HASH:
+            table = hash_table(spec)
+            return round_up(table.slots * table.value_stride, SM_COPY_ALIGNMENT)
+        case _:
+            return 0
 
 
 def _spread(one_each: int) -> int:

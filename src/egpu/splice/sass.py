@@ -91,8 +91,9 @@ def splice_sass(
     code = Code.of(parts.parts[target.text].data)
     check_kernel(parts, target, code, arch, probes)
     setting = ProbeSetting(arch, tuple(probes), layout, assemble)
-    blocks = assembled(target, setting, lowest_register_limit(code), rules)
-    around = code_around(parts, target, code) if blocks.exit else NOTHING
+    leaving = any(each.kind is AttachKind.EXIT for each in probes)
+    around = code_around(parts, target, code) if leaving else NOTHING
+    blocks = assembled(target, setting, lowest_register_limit(code), around, rules)
     work = Splice(target, code, arch, blocks, Care(around, called_registers(parts), rules))
     text = work.text()
     change = Change(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from egpu.bpf.program import AttachKind
-from egpu.errors import UnsupportedError
+from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin_kernel import Kernel
 from egpu.splice.sass_carried import carried, localised
 from egpu.splice.sass_probe import (
@@ -14,18 +14,24 @@ from egpu.splice.sass_probe import (
     ProbeSetting,
     assemble_probes,
 )
-from egpu.splice.sass_ptx import Manner
-from egpu.splice.sass_rules import (
-    Rule,
-)
+from egpu.splice.sass_ptx import Apart, Manner
+from egpu.splice.sass_rules import Rule
+from egpu.splice.sass_uniform import Usage, free_numbers
 
 
 def assembled(
-    kernel: Kernel, setting: ProbeSetting, most: int | None, rules: frozenset[Rule]
+    kernel: Kernel,
+    setting: ProbeSetting,
+    most: int | None,
+    around: Usage,
+    rules: frozenset[Rule],
 ) -> ProbeBlocks:
     """The probes' code, in as many registers as cost the kernel no resident block, if that can be.
 
-    No uniform value lives where one group of leaving lanes could spoil it for another.
+    ``most``: what a warp may be left with at its exit (setmaxnreg).  No uniform value lives where
+    one group of leaving lanes could spoil it for another, and what lanes share finds numbers that
+    the kernel does not use (``around``).  Probes that do not do so are assembled with more of their
+    values in ordinary registers; UnsupportedError when nothing helps.
     """
     blocks = assemble_probes(kernel, setting, Manner())
     manner = _held(kernel, blocks, most)
@@ -35,20 +41,37 @@ def assembled(
             blocks = held
         else:
             manner = Manner()
-    if Rule.NO_CARRIED_UNIFORMS not in rules:
+    if blocks.exit is None or Rule.NO_CARRIED_UNIFORMS not in rules:
         return blocks
-    for each in (manner, replace(manner, apart=True)):
-        blocks = assemble_probes(kernel, setting, each) if each.apart else blocks
-        if not _carries(blocks, setting):
-            return blocks
-        blocks = _localised(blocks, setting)
-        if not _carries(blocks, setting):
-            return blocks
-    leaving = [each for each in setting.probes if each.kind is AttachKind.EXIT]
-    raise UnsupportedError(
-        f"exit probes ({', '.join(each.program for each in leaving)}) with uniform values "
-        "that live across branches"
-    )
+    reason: UnsupportedError | None = None
+    for apart in Apart:
+        if apart is not manner.apart:
+            blocks = assemble_probes(kernel, setting, replace(manner, apart=apart))
+        for each in (blocks, _localised(blocks, setting)):
+            found = _objection(each, setting, around)
+            if found is None:
+                return each
+            reason = reason or found
+    raise reason or InternalError("exit probes that nothing speaks against")
+
+
+def _objection(
+    blocks: ProbeBlocks, setting: ProbeSetting, around: Usage
+) -> UnsupportedError | None:
+    """Why the exit probes cannot go into the kernel like this."""
+    if blocks.exit is None:
+        return None
+    if carried(blocks.exit.words, setting.arch):
+        leaving = [each for each in setting.probes if each.kind is AttachKind.EXIT]
+        return UnsupportedError(
+            f"exit probes ({', '.join(each.program for each in leaving)}) with uniform values "
+            "that live across branches"
+        )
+    try:
+        free_numbers(blocks.exit.words, around)
+    except UnsupportedError as error:
+        return error
+    return None
 
 
 def _localised(blocks: ProbeBlocks, setting: ProbeSetting) -> ProbeBlocks:
@@ -56,10 +79,6 @@ def _localised(blocks: ProbeBlocks, setting: ProbeSetting) -> ProbeBlocks:
         return blocks
     words = localised(blocks.exit.words, setting.arch)
     return replace(blocks, exit=replace(blocks.exit, words=words))
-
-
-def _carries(blocks: ProbeBlocks, setting: ProbeSetting) -> bool:
-    return blocks.exit is not None and bool(carried(blocks.exit.words, setting.arch))
 
 
 _FREE_REGISTERS = 32  # a thread: that many let an SM hold all the threads that it can

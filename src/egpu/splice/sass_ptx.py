@@ -6,12 +6,13 @@ place in shared memory that no kernel has, to be replaced in the machine code.
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from egpu.bpf.program import AttachKind, Level
-from egpu.codegen.device_code import DeviceCode, RelocKind
+from egpu.codegen.device_code import DeviceCode, RelocKind, only_per_sm
 from egpu.image.ptx import parse
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
 from egpu.splice.ptx_names import AddedNames, added_names
@@ -37,18 +38,23 @@ class Shape:
     size: int
 
 
+class Apart(enum.Enum):
+    """What an exit probe is assembled with as if it differed by lane, so that the assembler keeps
+    it in ordinary registers.  Each costs instructions."""
+
+    NOTHING = enum.auto()
+    MASKS = enum.auto()  # the masks of active lanes
+    EVERYTHING = enum.auto()  # and what comes from the launch
+
+
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How probes are assembled.
-
-    ``entry``, ``exit``: most registers, 0 for as many as the assembler likes.  ``apart``: exit
-    probes have no value that the assembler takes for the same in all lanes, as far as it comes from
-    the launch.
-    """
+    """How probes are assembled; ``entry``, ``exit``: most registers, 0 for as many as the assembler
+    likes."""
 
     entry: int = 0
     exit: int = 0
-    apart: bool = False
+    apart: Apart = Apart.NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +100,10 @@ def probe_text(
         chosen = [each for each in probes if each.kind is kind]
         if not chosen:
             continue
-        bodies = [_apart(each.level, resolve(each, setting).strip(), names) for each in chosen]
+        bodies = [_apart(each, resolve(each, setting).strip(), names) for each in chosen]
         if kind is AttachKind.EXIT:
-            text = _leaving(chosen, bodies)
-            if manner.apart:
+            text = _leaving(chosen, bodies, manner.apart)
+            if manner.apart is Apart.EVERYTHING:
                 text = _ZERO + _SAME_FOR_ALL.sub(_differing, text)
         else:
             text = "".join(f"{{\n{body}\n}}\n" for body in bodies)
@@ -108,23 +114,28 @@ def probe_text(
     return ProbeText("".join(out), tuple(each for each in START_PLACES if needs(leaving, each)))
 
 
-def _apart(level: Level, body: str, names: AddedNames) -> str:
+def _apart(code: DeviceCode, body: str, names: AddedNames) -> str:
     """The text of a probe that one lane runs, with addresses that differ by lane for all that the
     assembler knows.
 
     What it takes for the same in all lanes it adds up over the lanes that are there, and it does
-    not know that there is one: a dozen instructions for nothing.  What is zero is which lanes below
-    this one are there, after they went another way.
+    not know that there is one: a dozen instructions for nothing.  What is zero is what chose the
+    lane: which lanes below it are there, after they went another way, or its indices.  Addresses
+    in per-SM maps have it from the beginning (``codegen.primitives``).
     """
     chosen = _CHOSEN.search(body)
-    if level is Level.THREAD or chosen is None:
+    if code.level is Level.THREAD or chosen is None:
         return body
+    head, rest = body[: chosen.start()], body[chosen.end() :]
+    if code.level is Level.WARP:  # of a block's warps most would read them for nothing
+        head += "".join(f"{each[0]}\n" for each in _SLOW.finditer(rest))
+        rest = _SLOW.sub("", rest)
+    if only_per_sm(code.relocations):
+        return head + chosen[0] + rest
     base = re.compile(rf"ld\.param\.u64 ([%$\w]+), \[{re.escape(names.launch)}\+0\];")
     zero = f"\n.reg .b64 %egpu_zero;\ncvt.u64.u32 %egpu_zero, {chosen[1]};"
-    head, rest = body[: chosen.start()], body[chosen.end() :]
-    early = "".join(f"{each[0]}\n" for each in _SLOW.finditer(rest))
-    rest = base.sub(r"\g<0> add.s64 \1, \1, %egpu_zero;", _SLOW.sub("", rest))
-    return head + early + chosen[0] + zero + rest
+    rest = base.sub(r"\g<0> add.s64 \1, \1, %egpu_zero;", rest)
+    return head + chosen[0] + zero + rest
 
 
 # Special registers that take long to read and never change: they are read while the lane is chosen.
@@ -153,17 +164,18 @@ def _differing(match: re.Match[str]) -> str:
     return f"{match[0]} or.b{width} {match['into']}, {match['into']}, {zero};"
 
 
-def _leaving(probes: Sequence[DeviceCode], bodies: Sequence[str]) -> str:
+def _leaving(probes: Sequence[DeviceCode], bodies: Sequence[str], apart: Apart) -> str:
     """The text of exit probes.  Threads that end need not wait for each other; and where one lane
     does all the work, the others end before any of it."""
+    masks = str if apart is Apart.NOTHING else _vector_mask
     bodies = [*bodies[:-1], _LAST_SYNC.sub("", bodies[-1])]
     if len(probes) > 1 and all(each.level is Level.WARP for each in probes):
         bodies = [
             _LAST_SYNC.sub("", _ACTIVE_MASK.sub(r"mov.b32 \1, %egpu_group;", body, count=1))
             for body in bodies
         ]
-        return _vector_mask(_ONE_LANE) + "".join(f"{{\n{body}\n}}\n" for body in bodies)
-    return "".join(f"{{\n{_vector_mask(body)}\n}}\n" for body in bodies)
+        return masks(_ONE_LANE) + "".join(f"{{\n{body}\n}}\n" for body in bodies)
+    return "".join(f"{{\n{masks(body)}\n}}\n" for body in bodies)
 
 
 _LAST_SYNC = re.compile(r"bar\.warp\.sync\s+[%$\w]+\s*;\s*\Z")
