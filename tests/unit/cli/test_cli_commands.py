@@ -203,7 +203,7 @@ def test_conformance_plugin_protocol(run, executor):
 def test_verify_accepts_a_tool(run):
     code, out, _ = run("verify", COUNT, "--cost")
     assert code == 0
-    assert "count_entry (kprobe.warp/*): accepted" in out
+    assert "count_entry (kprobe.block/*): accepted" in out
     assert "instructions" in out
     document = json.loads(run("verify", COUNT, "--json")[1])
     assert document["schema"] == "egpu.verify/1"
@@ -242,7 +242,8 @@ def test_verify_says_why_not(run, monkeypatch):
     code, out, _ = run("verify", COUNT, "--path")
     assert code == 1
     assert (
-        "count_entry (kprobe.warp/*): refused\n  P2: count_entry: insn 3: too bad; do better" in out
+        "count_entry (kprobe.block/*): refused\n  P2: count_entry: insn 3: too bad; do better"
+        in out
     )
     assert "    0: r0 = 1" in out
     document = json.loads(run("verify", COUNT, "--json")[1])

@@ -20,7 +20,7 @@ from egpu.sim.machine import Machine
 from egpu.sim.memory import DeviceMemory
 from egpu.splice import splice_ptx
 from egpu.tools.constants import with_constants
-from egpu.tools.kernelcount.tool import read_counts
+from egpu.tools.kernelcount.tool import MAX_KERNELS, read_counts, read_overflow
 from egpu.tools.kernellat.times import MEETING, read_times
 from egpu.tools.registry import find_tool, load_object
 from egpu.verifier import verify
@@ -71,7 +71,7 @@ class Rig:
         self.host = 0x7000_0000_0000
         self.memory.add(self.host, self.arena.bytes, self.arena.size)
 
-    def launch(self, launch_id, grid, block, *, flags=0):
+    def launch(self, launch_id, grid, block, *, flags=0, kernel=KERNEL_ID):
         parameters = bytearray(self.hidden + 32)
         struct.pack_into(
             "<QQQII",
@@ -80,7 +80,7 @@ class Rig:
             self.device,
             self.host,
             launch_id,
-            KERNEL_ID,
+            kernel,
             flags | LAYOUT_VERSION << 24,
         )
         self.machine.launch(self.module, "leaves", grid, block, bytes(parameters))
@@ -126,7 +126,16 @@ def test_kernelcount_is_exact_for_every_shape():
     assert sum(row.threads) == sum(row.exits) == threads
     assert sum(row.blocks) == sum(size(grid) for grid, _ in SHAPES)
     assert len(row.threads) == SLOTS
-    assert rig.view("overflow")[0] == 0
+    assert read_overflow(rig.view("counts")) == 0
+
+
+def test_kernels_beyond_the_rows_are_counted_together():
+    rig = Rig("kernelcount")
+    for number, kernel in enumerate((MAX_KERNELS - 1, MAX_KERNELS, 70_000), 1):
+        rig.launch(number, (2, 1, 1), (40, 1, 1), kernel=kernel)
+    (row,) = read_counts(rig.view("counts"))
+    assert (row.kernel_id, sum(row.threads), sum(row.exits)) == (MAX_KERNELS - 1, 80, 80)
+    assert read_overflow(rig.view("counts")) == 160
 
 
 @pytest.mark.parametrize("flags", [0, 1])

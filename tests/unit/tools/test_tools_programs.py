@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from egpu.bpf.program import AttachKind, Level
+from egpu.bpf.program import AttachKind, AttachPoint, Level
 from egpu.codegen import compile_probe
 from egpu.errors import InputError
 from egpu.tools import build
@@ -20,16 +20,16 @@ from egpu.verifier import verify
 
 
 @pytest.mark.parametrize("entry", TOOLS, ids=lambda entry: entry.name)
-def test_programs_are_accepted_and_run_once_a_warp(entry):
+def test_programs_are_accepted_and_run_once_a_warp_or_block(entry):
     loaded = load_object(entry)
     assert loaded.programs
     for program in loaded.programs:
         (point,) = program.attach
-        assert point.level is Level.WARP
+        assert point.level is Level.WARP or point == AttachPoint(AttachKind.ENTRY, "*", Level.BLOCK)
         code = compile_probe(verify(program), point=point)
         # They count lanes, so the mask must be that of the site, taken before one lane is chosen.
         assert code.text.count("activemask.b32") >= 1
-        assert "popc" in code.text
+        assert "popc" in code.text or point.level is Level.BLOCK
         assert "%egpu_site_mask" not in code.text
 
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /* kernelcount: threads, blocks and leaving threads, by kernel and SM.
  *
- * One lane of each warp counts for all of them: at entry a warp is whole, and at each way out the
- * active mask says who leaves, so the sums are exact whatever diverges.
+ * A block's threads all come in, so thread (0, 0, 0) counts them.  They leave when they like: at each way
+ * out one lane counts the lanes that are there with it, so the sums are exact whatever diverges.
  */
 #include "egpu.bpf.h"
 
@@ -14,20 +14,13 @@ struct counts {
 	__u64 blocks;
 };
 
+/* The last row is for all kernels beyond the others. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, MAX_KERNELS);
+	__uint(max_entries, MAX_KERNELS + 1);
 	__type(key, __u32);
 	__type(value, struct counts);
 } counts SEC(".maps");
-
-/* Threads of kernels beyond the last row. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} overflow SEC(".maps");
 
 /* Relaxed and without a result: one reduction, no fence. */
 static __always_inline void add(__u64 *sum, __u64 amount)
@@ -48,26 +41,20 @@ static __always_inline struct counts *row(void *ctx)
 {
 	__u32 kernel = egpu_kernel_id(ctx);
 
+	if (kernel > MAX_KERNELS)
+		kernel = MAX_KERNELS;
 	return bpf_map_lookup_elem(&counts, &kernel);
 }
 
-SEC("kprobe.warp/*")
+SEC("kprobe.block/*")
 int count_entry(void *ctx)
 {
 	struct counts *sum = row(ctx);
-	__u32 first = 0;
 
-	if (!sum) {
-		__u64 *lost = bpf_map_lookup_elem(&overflow, &first);
-
-		if (lost)
-			add(lost, lanes(egpu_active_mask(ctx)));
-		return 0;
-	}
-	add(&sum->threads, lanes(egpu_active_mask(ctx)));
-	/* The first active lane is thread (0,0,0) of its block exactly once a block. */
-	if (egpu_thread_x(ctx) == 0 && egpu_thread_y(ctx) == 0 && egpu_thread_z(ctx) == 0)
+	if (sum) {
+		add(&sum->threads, egpu_block_dim_x(ctx) * egpu_block_dim_y(ctx) * egpu_block_dim_z(ctx));
 		add(&sum->blocks, 1);
+	}
 	return 0;
 }
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from egpu.session import Session
 
 
+MAX_KERNELS = 1024  # rows; one more is for the kernels beyond
+
+
 class _Counts(NamedTuple):
     """The struct of kernelcount.bpf.c, as BTF gives it."""
 
@@ -29,15 +32,20 @@ class KernelCountTool:
 
     def report(self, session: Session) -> Report:
         """The report, once the workload has ended."""
-        overflow = cast("int", array(session.maps, "overflow")[0])
-        return build_report(run_of(session), read_counts(array(session.maps, "counts")), overflow)
+        counts = array(session.maps, "counts")
+        return build_report(run_of(session), read_counts(counts), read_overflow(counts))
+
+
+def read_overflow(view: MapView) -> int:
+    """Threads of the kernels that share the last row."""
+    return cast("_Counts", view[MAX_KERNELS]).threads
 
 
 def read_counts(view: MapView) -> list[KernelCount]:
-    """The kernels that were counted."""
+    """The kernels that were counted, each in its row."""
     rows = []
     for kernel_id, total in view.items():
-        if any(cast("_Counts", total)):
+        if kernel_id < MAX_KERNELS and any(cast("_Counts", total)):
             parts = [cast("_Counts", part) for part in view.per_sm(kernel_id)]
             rows.append(
                 KernelCount(
