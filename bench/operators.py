@@ -3,9 +3,10 @@
     PYTHONPATH=src python bench/operators.py [--repeats N] [--json FILE]
 
 Processes with and without probes alternate, and every probed one must give the same results.
-Needs a GPU and PyTorch.  ``counters``: threads counted per SM at entry and exit; ``records``: 32
-bytes for each warp that leaves; ``sampled_out``: the counters, linked, but only each kernel's first
-launch probed; ``unmatched``: probes that match no kernel.
+Needs a GPU and PyTorch.  ``counters``: threads counted per SM at entry and exit by a lane of each
+warp; ``kernelcount``: the tool; ``records``: 32 bytes for each warp that leaves; ``sampled_out``:
+the counters, linked, but only each kernel's first launch probed; ``unmatched``: probes that match
+no kernel; ``again``: without egpu once more, what processes differ by themselves.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ PROBES = HERE / "probes"
 WAYS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "counters": (str(PROBES / "counters.bpf.o"),),
+    "kernelcount": ("kernelcount",),
     "records": (str(PROBES / "records.bpf.o"),),
     "sampled_out": (str(PROBES / "counters.bpf.o"), "--sample", "1000000"),
     "unmatched": (str(PROBES / "counters.bpf.o"), "--kernels", "no_such_kernel"),
+    "again": (),
 }
 
 
