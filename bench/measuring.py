@@ -94,7 +94,6 @@ def measure(
     paths = [str(HERE / "probes" / f"{name}.bpf.o") for name in plan.programs]
     options = session.Options(
         simulated=simulated,
-        hash_maps=True,
         allow_occupancy_loss=True,
         thread_slots=plan.thread_slots,
     )

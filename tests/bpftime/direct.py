@@ -18,7 +18,6 @@ from examples import EXAMPLES, Example
 from running import Built, decoded, object_of, words_of
 
 from egpu import session
-from egpu.bpf.maptypes import traits
 from egpu.bpf.object import read_object
 from egpu.bpf.program import AttachKind, Object
 from egpu.loader.directly import with_values
@@ -80,10 +79,8 @@ def main(place: str, workload: str, *flags: str) -> int:
         example = example.on_a_gpu()
     path = object_of(example)
     made = with_values(gpu_part(read_object(path.read_bytes(), path.name)), changes(example))
-    hashed = any(traits(spec.type).hashed for spec in made.maps)
     options = Options(
         simulated="--sim" in flags,
-        hash_maps=hashed,
         allow_occupancy_loss="--allow-occupancy-loss" in example.needs,
         allow_control="--allow-control" in example.needs,
         thread_slots=example.slots,

@@ -273,11 +273,11 @@ def shared(example: Example, ran: Ran) -> None:
 
 _ONE, _TEN, _ADD = (1, 1, 1), (10, 1, 1), "add3"
 # Their probes are large: on a GPU fewer blocks of the twin fit on an SM.
-_HASH = ("--hash-maps", "--allow-occupancy-loss")
+_LARGE = ("--allow-occupancy-loss",)
 # fmt: off
 EXAMPLES = (
-    Example(1, "counter", _ADD, _ONE, _TEN, counter, needs=_HASH),
-    Example(2, "cudagraph", "graph", (64, 1, 1), (256, 1, 1), cudagraph, launches=5, needs=_HASH,
+    Example(1, "counter", _ADD, _ONE, _TEN, counter, needs=_LARGE),
+    Example(2, "cudagraph", "graph", (64, 1, 1), (256, 1, 1), cudagraph, launches=5, needs=_LARGE,
             large=Size((4096, 1, 1), (256, 1, 1))),
     Example(3, "kernel_trace", "add4", (32, 1, 1), (128, 1, 1), kernel_trace, ring="events"),
     Example(4, "kernelretsnoop", _ADD, _ONE, (5, 1, 1), kernelretsnoop, ring="rb"),
@@ -288,25 +288,25 @@ EXAMPLES = (
             loader=("--set", "last_uprobe_time", "0", "5")),
     Example(8, "launchlate_shared", _ADD, _ONE, _TEN, launchlate,
             loader=("--set", "last_uprobe_time", "0", "5")),
-    Example(9, "gpu_shared_map", _ADD, _ONE, _TEN, gpu_shared_map, needs=_HASH),
+    Example(9, "gpu_shared_map", _ADD, _ONE, _TEN, gpu_shared_map, needs=_LARGE),
     Example(10, "host_maps", _ADD, _ONE, _TEN, host_maps),
     Example(11, "mem_trace", _ADD, _ONE, _TEN, mem_trace),
     Example(11, "mem_kinds", _ADD, (3, 1, 1), (33, 1, 1), mem_kinds),
     Example(12, "atomizer", _ADD, _TEN, _ONE, atomizer, needs=("--allow-control",),
             loader=("--set", "partition_num_map", "0", "2", "--set", "partition_index_map", "0",
                     "1")),
-    Example(13, "threadscheduling", _ADD, (4, 1, 1), (64, 1, 1), scheduling, needs=_HASH),
-    Example(14, "threadscheduling_late", "add4", (3, 1, 1), (65, 1, 1), scheduling, needs=_HASH),
+    Example(13, "threadscheduling", _ADD, (4, 1, 1), (64, 1, 1), scheduling, needs=_LARGE),
+    Example(14, "threadscheduling_late", "add4", (3, 1, 1), (65, 1, 1), scheduling, needs=_LARGE),
     Example(16, "cutlass", "gemm", (3, 2, 1), (16, 16, 1), cutlass, launches=4),
     Example(17, "faiss", "norm", (5, 1, 1), (32, 1, 1), threadhist),
     Example(18, "llama", "rms", (6, 1, 1), (96, 1, 1), threadhist),
     Example(19, "pytorch", "sort", (4, 1, 1), (32, 1, 1), threadhist),
-    Example(0, "errors", _ADD, _ONE, _TEN, errors, launches=1, slots=7, needs=_HASH),
+    Example(0, "errors", _ADD, _ONE, _TEN, errors, launches=1, slots=7, needs=_LARGE),
     Example(1, "printing", _ADD, _ONE, (70, 1, 1), printing),
     Example(0, "enders", _ADD, (5, 1, 1), (66, 1, 1), enders, needs=("--allow-control",)),
-    Example(0, "traced", "traced", (3, 1, 1), (33, 1, 1), traced, needs=_HASH,
+    Example(0, "traced", "traced", (3, 1, 1), (33, 1, 1), traced, needs=_LARGE,
             large=Size((1000, 1, 1), (33, 1, 1))),
-    Example(0, "traced", "ragged", (2, 3, 2), (5, 7, 3), ragged, needs=_HASH,
+    Example(0, "traced", "ragged", (2, 3, 2), (5, 7, 3), ragged, needs=_LARGE,
             large=Size((20, 30, 5), (5, 7, 3))),
 )
 # fmt: on

@@ -19,7 +19,7 @@ PROGRAMS = HERE / "programs"
 (SHARED_MAP,) = (each for each in EXAMPLES if each.program == "gpu_shared_map")
 
 
-def under(built, program, *words, workload, options=("--hash-maps",)):
+def under(built, program, *words, workload, options=()):
     if built.loader is None:
         pytest.skip("there is no libbpf.so.1 on this machine")
     loader = " ".join([str(built.loader), str(PROGRAMS / f"{program}.bpf.o"), *words])

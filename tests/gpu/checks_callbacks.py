@@ -31,7 +31,7 @@ def callbacks(built: Built) -> str:
 def callbacks_hash(built: Built) -> str:
     """Walks over a hash map while all SMs insert."""
     workload = [str(built.demo), "--launches", "5", "--size", "100003", "--json"]
-    kernels, maps = _run(workload, "callbacks_hash", "--hash-maps")
+    kernels, maps = _run(workload, "callbacks_hash")
     blocks = sum(row["blocks"] for row in kernels.values())
     wrong = wrong_walks(maps, blocks)
     require(not wrong, "; ".join(wrong))

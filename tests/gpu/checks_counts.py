@@ -135,7 +135,7 @@ def block_exits_machine_code(built: Built) -> str:
 def block_exits(argv: Sequence[str], *options: str, trapping: Sequence[str] = ()) -> str:
     """Count blocks at their last exit, by two programs, in the kernels that can have them."""
     program = str(HERE / "probes" / "block_exits.bpf.o")
-    options = (*options, "--json", "--hash-maps", "--allow-occupancy-loss")
+    options = (*options, "--json", "--allow-occupancy-loss")
     unprobed = plain(argv)
     run = plain(egpu("run", program, *options, "--", *argv), timeout=60)
     require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")

@@ -39,7 +39,6 @@ def host_maps(built: Built) -> str:
     reads them meanwhile and after the session; totals exact."""
     del built
     settings = api.Options(
-        hash_maps=True,
         map_deletions=True,
         pins={"totals": "check_totals", "blocks": "check_blocks"},
     )

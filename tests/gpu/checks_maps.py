@@ -18,7 +18,7 @@ def _hash_totals(argv: list[str], part: str, timeout: float) -> int:
     """How many operations were exact; CheckError if any was not, or it took too long."""
     program = str(HERE / "probes" / f"{part}.bpf.o")
     # The probe is large on purpose: its twins have fewer blocks on an SM.
-    options = ("--json", "--allow-occupancy-loss", "--hash-maps")
+    options = ("--json", "--allow-occupancy-loss")
     try:
         run = plain(egpu("run", program, *options, "--", *argv), timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -78,7 +78,7 @@ def maps_of_maps(built: Built) -> str:
     """Arrays, per-SM arrays and hash maps that a map of maps gives."""
     workload = [str(built.demo), "--launches", "5", "--size", "300000", "--json"]
     program = str(HERE / "probes" / "inner.bpf.o")
-    options = ("--json", "--allow-occupancy-loss", "--hash-maps")
+    options = ("--json", "--allow-occupancy-loss")
     run = plain(egpu("run", program, *options, "--", *workload), timeout=60)
     require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
     totals, report = map(json.loads, run.output.strip().splitlines()[-2:])

@@ -59,11 +59,6 @@ if TYPE_CHECKING:
     help="Experimental: probe machine code where there is some, and PTX elsewhere (see docs).",
 )
 @click.option(
-    "--hash-maps",
-    is_flag=True,
-    help="Experimental: allow hash maps on a real GPU; under contention they may take minutes.",
-)
-@click.option(
     "--pin",
     "pins",
     metavar="MAP[=NAME]",
@@ -145,7 +140,6 @@ def command(
     twin_wait: float,
     allow_occupancy_loss: bool,
     machine_code: bool | None,
-    hash_maps: bool,
     pins: tuple[str, ...],
     map_deletions: bool,
     allow_control: bool,
@@ -183,7 +177,6 @@ def command(
         allow_occupancy_loss=allow_occupancy_loss,
         follow=not no_follow,
         machine_code=Options().machine_code if machine_code is None else machine_code,
-        hash_maps=hash_maps,
         map_deletions=map_deletions,
         sample=sample,
         allow_control=allow_control,

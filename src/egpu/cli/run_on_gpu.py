@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     multiple=True,
     help="Set an element of an array first; may be given many times.",
 )
-@click.option("--hash-maps", is_flag=True, help="Experimental: allow hash maps on a real GPU.")
 @control_option
 @cost_limit_option
 @btf_option
@@ -55,7 +54,6 @@ def command(
     sim: bool,
     host: bool,
     changes: tuple[tuple[str, int, int], ...],
-    hash_maps: bool,
     allow_control: bool,
     cost_limit: int,
     btf: Path | None,
@@ -74,9 +72,7 @@ def command(
     if len(words) < taken:
         raise click.UsageError("no program to run")
     name, shape = words[taken - 1], Shape.parse(words[taken:])
-    options = Options(
-        simulated=sim, hash_maps=hash_maps, allow_control=allow_control, cost_limit=cost_limit
-    )
+    options = Options(simulated=sim, allow_control=allow_control, cost_limit=cost_limit)
     with destination(output) as stream:
         if loader is None:
             made = load_object(Path(words[0]), name=Path(words[0]).name, btf=btf)

@@ -1,29 +1,12 @@
-"""What is not yet proven on a real GPU, and refused there unless it is asked for."""
+"""What is not yet proven on a real GPU, and refused there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from egpu.bpf.maptypes import traits
-from egpu.bpf.own_maps import BLOCKS
 from egpu.errors import UnsupportedError
-from egpu.session.objects import Collection
 from egpu.verifier import VerifiedProgram
-
-
-def refuse_unproven_maps(collection: Collection) -> None:
-    """Raise UnsupportedError if there is a hash map.
-
-    They have been exact on the simulated device and on threads of the host only.  On an H200 a
-    stress of 3.5 x 10^7 threads over them did not end within minutes.
-    """
-    for spec, name in zip(collection.maps, collection.names, strict=True):
-        if traits(spec.type).hashed:
-            what = "kretprobe.block, which needs a map" if name == BLOCKS else f"map {name}"
-            raise UnsupportedError(
-                f"{what}: {spec.type.name} on a real GPU (contention may take it minutes)",
-                needs="the simulated device (--sim), or --hash-maps to try it all the same",
-            )
 
 
 def refuse_in_machine_code(programs: Iterable[VerifiedProgram]) -> None:

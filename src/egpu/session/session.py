@@ -33,7 +33,6 @@ from egpu.session.arrivals import missed_blocks, verify_all
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
 from egpu.session.cache import TwinCache, cache_limit, default_directory
-from egpu.session.experiments import refuse_unproven_maps
 from egpu.session.explain import Explanation, explain, without_resources
 from egpu.session.features import Clock, clocks, features_of
 from egpu.session.links import Link, Links
@@ -58,7 +57,6 @@ class Options:
     ``allow_occupancy_loss``: use twins with fewer resident blocks per SM. ``follow``: probe child
     processes too. ``machine_code``: probe a kernel's machine code where the device runs a cubin
     of it, and PTX elsewhere, instead of PTX alone; this is an experiment (docs/machine-code.md).
-    ``hash_maps``: allow hash maps on a real GPU, where they are not proven yet.
     ``allow_control``: programs may change what the workload does (end threads). ``lost_updates``:
     programs may update what other threads update at the same time (some updates are then lost).
     ``map_deletions``: hash maps can be deleted from by the session although no program does, which
@@ -80,7 +78,6 @@ class Options:
     allow_occupancy_loss: bool = False
     follow: bool = True
     machine_code: bool = False
-    hash_maps: bool = False
     map_deletions: bool = False
     sample: int = 1
     allow_control: bool = False
@@ -469,8 +466,6 @@ def run(
     _check_seconds("snapshot_period_s", options.snapshot_period_s)
     objects = [item if isinstance(item, Object) else Object(item) for item in given]
     collection = combine([item.bound() for item in objects]).with_cookies(options.cookies)
-    if not options.simulated and not options.hash_maps:
-        refuse_unproven_maps(collection)
     if options.map_deletions:
         collection = collection.with_deletions()
     limits = Limits(cost=options.cost_limit, lost_updates=options.lost_updates)

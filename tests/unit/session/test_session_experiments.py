@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from egpu import session
 from egpu.agent.twin import DeviceInfo, KernelSeen, Refused, Twin
 from egpu.bpf.object import read_object
 from egpu.errors import UnsupportedError
@@ -21,11 +20,6 @@ ROOT = Path(__file__).resolve().parents[3]
 HASHES = ROOT / "tests" / "gpu" / "probes" / "hashes.bpf.o"
 TOOLS = ROOT / "src" / "egpu" / "tools"
 CUBIN = next(iter(sorted((ROOT / "tests" / "unit" / "images").glob("*sm_90*.cubin"))))
-
-
-def test_hash_maps_on_a_real_device():
-    with pytest.raises(UnsupportedError, match=r"HASH on a real GPU.*--hash-maps"):
-        session.run(["true"], programs=HASHES, options=session.Options(simulated=False))
 
 
 KERNELCOUNT = TOOLS / "kernelcount" / "kernelcount.bpf.o"
