@@ -11,6 +11,7 @@ is not installed.
 
 import hashlib
 import json
+import os
 import sys
 
 MISSING = 77
@@ -171,6 +172,10 @@ def torch_compiled():
 
 def numba_kernels():
     import numpy
+
+    # Versions of numba-cuda that are older than NumPy 2.5 still ask for its former name.
+    if not hasattr(numpy, "row_stack"):
+        numpy.row_stack = numpy.vstack
     from numba import cuda
 
     @cuda.jit
@@ -232,6 +237,8 @@ def cupy_arrays():
 
 
 def jax_functions():
+    # XLA times several ways to multiply and takes the fastest, another one in each process.
+    os.environ["XLA_FLAGS"] = "--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true"
     import jax
     import jax.numpy as jnp
     import numpy
