@@ -26,19 +26,23 @@ if TYPE_CHECKING:
     from egpu.maps import UpdateFlag
     from egpu.session import (
         Globals,
+        IdleWorkload,
         Link,
         Object,
         ObjectProgram,
         Options,
         PinnedMap,
         Session,
+        attach,
         open_map,
         run,
+        start_idle,
     )
     from egpu.verifier import Policy, verify
 
 _LAZY = {
     "Globals": "egpu.session",
+    "IdleWorkload": "egpu.session",
     "Link": "egpu.session",
     "Object": "egpu.session",
     "ObjectProgram": "egpu.session",
@@ -47,9 +51,11 @@ _LAZY = {
     "Policy": "egpu.verifier",
     "Session": "egpu.session",
     "UpdateFlag": "egpu.maps",
+    "attach": "egpu.session",
     "open_map": "egpu.session",
     "read_object": "egpu.bpf.object",
     "run": "egpu.session",
+    "start_idle": "egpu.session",
     "verify": "egpu.verifier",
 }
 
@@ -58,6 +64,7 @@ __all__ = [
     "DeviceFault",
     "EgpuError",
     "Globals",
+    "IdleWorkload",
     "InputError",
     "InternalError",
     "Link",
@@ -72,9 +79,11 @@ __all__ = [
     "UpdateFlag",
     "VerifierError",
     "__version__",
+    "attach",
     "open_map",
     "read_object",
     "run",
+    "start_idle",
     "verify",
 ]
 

@@ -31,6 +31,7 @@ from egpu.errors import AgentError
 IMAGE_LIMIT = 1 << 34  # bytes; the agent's own limit
 _HEADER = struct.Struct(f"<QII{len(wire.STATS_HEADER) - 3}Q")
 _HEADER_NAMES = tuple(name for name, _ in wire.STATS_HEADER)
+_COUNTED = _HEADER_NAMES[4:]  # behind magic, version, slots and how many of these are used
 _SLOT_WORDS = len(wire.STATS_SLOT) + wire.STATS_REASONS + len(wire.STATS_SLOT_END)
 _SLOT = struct.Struct(f"<{_SLOT_WORDS}Q")
 _SLOT_NAMES = tuple(name for name, _ in wire.STATS_SLOT)
@@ -85,6 +86,7 @@ class Peer:
         self._size = wire.STATS_HEADER_SIZE + wire.STATS_SLOTS * wire.STATS_SLOT_SIZE
         self._stats_lock = threading.Lock()
         self._stats: mmap.mmap | bytes = b""
+        self._marked = bytes(self._size)  # the stats as they were when counting began
 
     def open_stats(self) -> int:
         """Makes the stats memory; gives a descriptor that the caller closes."""
@@ -216,7 +218,9 @@ class Peer:
 
     def _kernel(self, slot: int) -> SlotStats | None:
         at = wire.STATS_HEADER_SIZE + slot * wire.STATS_SLOT_SIZE
-        values = _SLOT.unpack_from(self._stats, at)
+        *now, resident = _SLOT.unpack_from(self._stats, at)
+        before = _SLOT.unpack_from(self._marked, at)[:-1]
+        values = [*(one - other for one, other in zip(now, before, strict=True)), resident]
         if slot not in self.names and not any(values):
             return None
         fields = dict(zip(_SLOT_NAMES, values, strict=False))
@@ -239,6 +243,9 @@ class Peer:
         """What the process has counted so far."""
         with self._stats_lock:
             header = dict(zip(_HEADER_NAMES, _HEADER.unpack_from(self._stats, 0), strict=True))
+            before = dict(zip(_HEADER_NAMES, _HEADER.unpack_from(self._marked, 0), strict=True))
+            for name in _COUNTED:
+                header[name] -= before[name]
             used = min(header["used"] + 1, wire.STATS_SLOTS)
             rows = [self._kernel(slot) for slot in range(used)]
         return ProcessStats(
@@ -257,6 +264,11 @@ class Peer:
             ),
             kernels=tuple(row for row in rows if row is not None),
         )
+
+    def mark(self) -> None:
+        """Counts from now on only."""
+        with self._stats_lock:
+            self._marked = bytes(self._stats[: self._size])
 
     def close(self) -> None:
         """Ends the connection; the stats stay readable."""

@@ -112,6 +112,13 @@ class Server:
             peers = [peer for peer in self._peers if peer.greeted]
         return tuple(peer.stats() for peer in peers)
 
+    def mark(self) -> None:
+        """Count from now on: what was counted so far is left out of ``stats`` and ``processes``."""
+        with self._lock:
+            peers = [peer for peer in self._peers if peer.greeted]
+        for peer in peers:
+            peer.mark()
+
     def snapshot(self, timeout: float = 5.0) -> bool:
         """Has every live process copy its arenas to the host arenas; True if all did in time."""
         waits = []
@@ -136,6 +143,11 @@ class Server:
         self._detached = True
         for peer in self._live():
             peer.send(encode(Kind.DETACH))
+
+    @property
+    def detached(self) -> bool:
+        """Whether no twin is launched."""
+        return self._detached
 
     def set_epoch(self, *, twin_wait_s: float = 0.0) -> int:
         """Links have changed: each kernel is asked for again at its next launch. The new epoch."""

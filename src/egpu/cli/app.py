@@ -15,6 +15,7 @@ from egpu.version import VERSION
 # fmt: off
 COMMANDS: dict[str, tuple[str, str]] = {  # name: (module of egpu.cli, what it does)
     "run":                ("run",         "Run a workload under a tool or an object file."),
+    "attach":             ("attach",      "Attach a tool or an object to a process that runs."),
     "run-on-gpu":         ("run_on_gpu",  "Run a program as a kernel of its own."),
     "tools":              ("tools",       "List the tools that come with egpu."),
     "verify":             ("verify",      "Check the programs of an object file."),

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 import click
 
@@ -17,14 +17,22 @@ from egpu.cli import failure
 if TYPE_CHECKING:
     from types import FrameType
 
-    from egpu.session import Session
-
 SIGNAL_BASE = 128  # a shell's exit code for a process that a signal ended
 _LOOK_S = 0.05  # how soon the end of the workload is noticed, however rarely records are collected
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)  # they reach egpu alone; a terminal's SIGINT does not
 
 
-def follow(session: Session, collect: Callable[[], None], *, interval_s: float) -> int:
+class Followed(Protocol):
+    """A workload: a ``session.Session`` or one that is idle."""
+
+    @property
+    def pid(self) -> int: ...
+    def running(self) -> bool: ...
+    def wait(self) -> int: ...
+    def detach(self) -> None: ...
+
+
+def follow(session: Followed, collect: Callable[[], None], *, interval_s: float) -> int:
     """Call ``collect`` every ``interval_s`` seconds until the workload has ended; its exit code.
 
     Control-C reaches the workload by itself (it is in the terminal's foreground group); egpu goes
@@ -63,7 +71,7 @@ def finish(status: int, write: Callable[[], None], stream: TextIO) -> int:
     return status
 
 
-def _collected(session: Session, collect: Callable[[], None]) -> bool:
+def _collected(session: Followed, collect: Callable[[], None]) -> bool:
     try:
         collect()
     except Exception as error:  # no failure of ours may end the workload
@@ -73,7 +81,7 @@ def _collected(session: Session, collect: Callable[[], None]) -> bool:
     return True
 
 
-def _pause(session: Session, seconds: float) -> None:
+def _pause(session: Followed, seconds: float) -> None:
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, _LOOK_S))
@@ -82,7 +90,7 @@ def _pause(session: Session, seconds: float) -> None:
 
 
 @contextmanager
-def _passing_on(session: Session) -> Iterator[None]:
+def _passing_on(session: Followed) -> Iterator[None]:
     """Signals that ask egpu to end ask the workload instead; ignored ones stay ignored."""
 
     def pass_on(number: int, _frame: FrameType | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -22,6 +21,17 @@ from egpu.cli.output import (
     write_report,
 )
 from egpu.cli.seconds import Seconds
+from egpu.cli.session_options import (
+    interval_option,
+    kernels_option,
+    machine_code_option,
+    map_deletions_option,
+    occupancy_option,
+    pin_option,
+    pins_of,
+    print_limit_option,
+    twin_wait_option,
+)
 from egpu.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,39 +47,12 @@ if TYPE_CHECKING:
 @json_option
 @output_option
 @click.option("--sim", is_flag=True, help="Use the simulated device, even if there is a GPU.")
-@click.option(
-    "--kernels", metavar="GLOB", default="", help="Probe only kernels whose name matches."
-)
-@click.option(
-    "--twin-wait",
-    metavar="S",
-    type=Seconds(0),
-    default=10.0,
-    show_default=True,
-    help="How long the first launch of a kernel waits for its instrumented twin.",
-)
-@click.option(
-    "--allow-occupancy-loss",
-    is_flag=True,
-    help="Use twins of which fewer blocks fit on an SM (persistent kernels may hang).",
-)
-@click.option(
-    "--machine-code/--no-machine-code",
-    default=None,
-    help="Experimental: probe machine code where there is some, and PTX elsewhere (see docs).",
-)
-@click.option(
-    "--pin",
-    "pins",
-    metavar="MAP[=NAME]",
-    multiple=True,
-    help="Pin a map: `egpu map` reads it by that name, also after the end.",
-)
-@click.option(
-    "--map-deletions",
-    is_flag=True,
-    help="Let `egpu map delete` delete from hash maps although no program does.",
-)
+@kernels_option
+@twin_wait_option
+@occupancy_option
+@machine_code_option
+@pin_option
+@map_deletions_option
 @click.option(
     "--every",
     metavar="N",
@@ -96,6 +79,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="How long the loader goes on showing numbers after COMMAND, before it is interrupted.",
 )
+@click.option(
+    "--idle",
+    is_flag=True,
+    help="Attach nothing: `egpu attach PID TOOL|OBJECT` does, while COMMAND runs.",
+)
 @cost_limit_option
 @btf_option
 @control_option
@@ -112,23 +100,9 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="blocksched: also write every block to a file for ui.perfetto.dev.",
 )
-@click.option(
-    "--print-limit",
-    metavar="N",
-    type=click.IntRange(0),
-    default=10_000,
-    show_default=True,
-    help="Lines of bpf_printk shown in a second, 0 for all; the others are counted.",
-)
+@print_limit_option
 @click.option("--no-follow", is_flag=True, help="Probe only COMMAND itself, not its children.")
-@click.option(
-    "--interval",
-    metavar="S",
-    type=Seconds(0.001),
-    default=0.02,
-    show_default=True,
-    help="How often records are collected.",
-)
+@interval_option
 def command(
     *,
     program: str | None,
@@ -151,6 +125,7 @@ def command(
     perfetto: Path | None,
     loader: str | None,
     loader_wait: float,
+    idle: bool,
     cost_limit: int,
     btf: Path | None,
     print_limit: int,
@@ -165,7 +140,8 @@ def command(
     The ring records of an OBJECT are printed as they come, before its report.  With --json all
     of it is JSON Lines: one document a line, the report last.  A TOOL's --json is one document.
 
-    With --loader the loader shows its maps and records itself; see docs/bpftime.md.
+    With --loader the loader shows its maps and records itself; see docs/bpftime.md.  With --idle
+    nothing is attached, and there is no TOOL|OBJECT: `egpu attach` attaches it later.
     """
     from egpu.session import Options  # noqa: PLC0415
     from egpu.tools.registry import new_tool  # noqa: PLC0415
@@ -181,10 +157,12 @@ def command(
         sample=sample,
         allow_control=allow_control,
         lost_updates=allow_lost_updates,
-        pins=_pins(pins),
+        pins=pins_of(pins),
         cost_limit=cost_limit,
         print_limit=print_limit,
     )
+    if idle:
+        return _idle(program, workload, options, interval)
     if loader is not None and program is not None:  # the command is all that stands there
         if every is not None or btf is not None:
             raise click.UsageError("--every and --btf do not go with --loader")
@@ -206,22 +184,20 @@ def command(
         return run_tool(made, loaded, workload, options, stream, as_json=as_json, interval=interval)
 
 
-def _pin(text: str) -> tuple[str, str]:
-    """Map and name of the pin."""
-    map_name, equals, name = text.partition("=")
-    if not map_name or (equals and not name):
-        raise click.UsageError(f"--pin {text!r} is not MAP or MAP=NAME")
-    return map_name, name or map_name
+def _idle(program: str | None, workload: tuple[str, ...], options: Options, interval: float) -> int:
+    """Run the command with nothing attached; what is about programs is for `egpu attach`."""
+    from egpu.cli.idle import run_idle  # noqa: PLC0415
+    from egpu.session import Options  # noqa: PLC0415
 
-
-def _pins(texts: Sequence[str]) -> dict[str, str]:
-    """Pins by map."""
-    found: dict[str, str] = {}
-    for map_name, name in map(_pin, texts):
-        if map_name in found:
-            raise click.UsageError(f"--pin names the map {map_name!r} twice")
-        found[map_name] = name
-    return found
+    kept = Options(simulated=options.simulated, follow=options.follow)
+    if options != kept:
+        raise click.UsageError(
+            "with --idle, options about programs belong to `egpu attach`; --sim, --no-follow and "
+            "--interval go with it"
+        )
+    if program is None:
+        raise click.UsageError("no command to run: put it behind --")
+    return run_idle((program, *workload), options, interval=interval)
 
 
 def sampled(tool: ToolEntry | None, loaded: Object, every: int) -> Object:

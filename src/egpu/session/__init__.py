@@ -8,14 +8,17 @@ from egpu.session.loadable import Globals, Object, ObjectProgram
 from egpu.session.map_list import ListedMap, list_maps
 from egpu.session.objects import Collection, combine
 from egpu.session.pinned import PinnedMap, open_map
-from egpu.session.session import Options, Session, SessionCost, run
+from egpu.session.session import Options, Session, SessionCost
+from egpu.session.starting import attach, run, start_idle
 from egpu.session.twins import TwinReport
+from egpu.session.workload import IdleWorkload
 
 __all__ = [
     "Arena",
     "Collection",
     "Explanation",
     "Globals",
+    "IdleWorkload",
     "Link",
     "ListedMap",
     "Maps",
@@ -29,8 +32,10 @@ __all__ = [
     "SessionCost",
     "TwinReport",
     "Way",
+    "attach",
     "combine",
     "list_maps",
     "open_map",
     "run",
+    "start_idle",
 ]

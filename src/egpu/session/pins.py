@@ -41,7 +41,7 @@ def runtime_directory() -> Path:
         path = Path(user) / "egpu"
     else:
         path = Path(tempfile.gettempdir()) / f"egpu-{os.geteuid()}"
-    for folder in (path, path / "pins", path / "sessions"):
+    for folder in (path, path / "pins", path / "sessions", path / "idle"):
         try:
             folder.mkdir(mode=0o700, parents=folder == path, exist_ok=True)
             status = folder.lstat()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Self
 
-from egpu.agent import ArenaLink, Server, launch
+from egpu.agent import ArenaLink
 from egpu.agent.protocol import Feature
 from egpu.agent.twin import (
     ArenaSetup,
@@ -24,28 +22,29 @@ from egpu.agent.twin import (
     Twin,
     Unmatched,
 )
-from egpu.bpf import program as bpf
 from egpu.bpf.program import AttachKind
 from egpu.errors import InputError
 from egpu.session.additive import additive_maps
 from egpu.session.arenas import Arenas, Maps
-from egpu.session.arrivals import missed_blocks, verify_all
+from egpu.session.arrivals import missed_blocks
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
 from egpu.session.cache import TwinCache, cache_limit, default_directory
 from egpu.session.explain import Explanation, explain, without_resources
 from egpu.session.features import Clock, clocks, features_of
 from egpu.session.links import Link, Links
-from egpu.session.loadable import Object
-from egpu.session.objects import Collection, combine
+from egpu.session.objects import Collection
 from egpu.session.prints import Prints, print_calls
 from egpu.session.reuse import reuse_pinned
 from egpu.session.ring_load import RingLoad, ring_loads
+from egpu.session.seconds import check_seconds
 from egpu.session.service import MapService
 from egpu.session.slots import thread_slots
 from egpu.session.twins import TwinBuilder, TwinReport
-from egpu.sim import SimulatedDevice, private_folder
-from egpu.verifier import Limits, Policy, VerifiedProgram
+from egpu.session.workload import (
+    Workload,
+)
+from egpu.verifier import Limits, VerifiedProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +122,13 @@ class Session:
 
     def __init__(
         self,
-        argv: Sequence[str],
+        workload: Workload,
         verified: Sequence[VerifiedProgram],
         collection: Collection,
         options: Options,
         prepare: Callable[[Session], None] = lambda session: None,
     ) -> None:
-        """``prepare`` is called before the workload starts."""
+        """``prepare`` is called before programs are attached to ``workload``."""
         names = collection.names
         maps = verified[0].program.maps
         self._options = options
@@ -169,7 +168,7 @@ class Session:
         try:
             reuse_pinned(self._arenas)
             prepare(self)
-            self._start(argv)
+            self._start(workload)
         except BaseException:
             self._closed = True
             self._cleanup.close()
@@ -243,7 +242,7 @@ class Session:
         ``subprocess.TimeoutExpired`` after ``timeout`` seconds; InputError if that is no number.
         """
         if timeout is not None:  # one that has passed is a number
-            _check_seconds("timeout", 0.0 if timeout < 0 else timeout)
+            check_seconds("timeout", 0.0 if timeout < 0 else timeout)
         status = self._process.wait(timeout)
         if not self._ended:
             self._ended = time.monotonic()
@@ -387,23 +386,10 @@ class Session:
             self._notes.append("no ptxas found: the driver's own compiler assembles the twins")
         return Assembler(ptxas)
 
-    def _start(self, argv: Sequence[str]) -> None:
-        folder = private_folder("egpu-")
-        self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+    def _start(self, workload: Workload) -> None:
         self._cleanup.callback(self._arenas.close)
-        environment = dict(self._options.environment)
-        if self._options.simulated:
-            device = self._cleanup.enter_context(SimulatedDevice())
-            environment.update(device.environment())
-        self._server = Server(
-            folder,
-            self._broker,
-            twin_wait_s=self._options.twin_wait_s,
-            snapshot_period_s=self._options.snapshot_period_s,
-            sample=self._options.sample,
-            features=features_of(self._verified),
-        )
-        self._cleanup.callback(self._server.close)
+        features = features_of(self._verified)
+        self._server = workload.open(self._broker, features, self._cleanup)
         self._links.serve(self._server)
         self._arenas.refresh = self._server.snapshot
         self._arenas.stacks = self._server.stacks
@@ -417,9 +403,7 @@ class Session:
             limit=self._options.print_limit,
         )
         self._started = time.monotonic()
-        self._process = launch(
-            argv, self._server.socket_path, environment=environment, follow=self._options.follow
-        )
+        self._process = workload.start()
 
 
 class _Broker:
@@ -441,56 +425,3 @@ class _Broker:
     def process_ended(self, pid: int) -> None:
         """Its images are forgotten; its maps outlive it."""
         self.builder.forget(pid)
-
-
-Programs = Object | bpf.Object | str | Path
-
-
-def run(
-    argv: Sequence[str],
-    *,
-    programs: Programs | Sequence[Programs],
-    options: Options | None = None,
-) -> Session:
-    """Start ``argv`` with the programs of ``programs`` (objects or paths of them) attached.
-
-    Everything is read and verified before the workload starts, and what was set in an ``Object`` is
-    in its maps.  Raises InputError (VerifierError for a program that was refused),
-    UnsupportedError, or OSError if the command cannot be started.
-    """
-    if not argv:
-        raise InputError("no command to run", hint="put it behind --", usage=True)
-    given = [programs] if isinstance(programs, Programs) else list(programs)
-    options = options or Options()
-    _check_seconds("twin_wait_s", options.twin_wait_s)
-    _check_seconds("snapshot_period_s", options.snapshot_period_s)
-    objects = [item if isinstance(item, Object) else Object(item) for item in given]
-    collection = combine([item.bound() for item in objects]).with_cookies(options.cookies)
-    if options.map_deletions:
-        collection = collection.with_deletions()
-    limits = Limits(cost=options.cost_limit, lost_updates=options.lost_updates)
-    policy = Policy.CONTROL if options.allow_control else Policy.PROBE
-    verified = verify_all(collection.programs, policy, limits)
-    return Session(
-        argv, verified, collection, options, lambda session: _prepare(session, objects, collection)
-    )
-
-
-def _check_seconds(name: str, value: float) -> None:
-    if not value >= 0:  # nor is NaN
-        raise InputError(f"{value!r} is no number of seconds", where=name)
-
-
-def _prepare(session: Session, objects: Sequence[Object], collection: Collection) -> None:
-    """Tie objects to their session, with what was set in them."""
-    base = first = 0
-    for item in objects:
-        maps, programs = len(item.maps), item.programs
-        links = collection.links[first : first + len(programs)]
-        item.prepare(session.arenas, base)
-        item.bind(session, base, links)
-        unwanted = [
-            link for link, own in zip(links, programs.values(), strict=True) if not own.wanted
-        ]
-        session.change_links(unwanted, attached=False)
-        base, first = base + maps, first + len(programs)
