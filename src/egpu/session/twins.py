@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from egpu.agent.twin import DeviceInfo, KernelSeen, Refused, Twin, Unmatched
 from egpu.bpf.program import AttachKind
-from egpu.codegen import DeviceCode, Launch, Together
+from egpu.codegen import DeviceCode, Launch
 from egpu.errors import EgpuError, InternalError, UnsupportedError
 from egpu.image import Image, fitting_cubins
 from egpu.maps.layout import ArenaLayout
@@ -167,8 +167,7 @@ class TwinBuilder:
             return self._splice_text(image, seen, codes, layout)
         try:
             refuse_in_machine_code(item.program for item in attachments)
-            alone = [self._probes.compiled(item, launch, _lanes(item)) for item in attachments]
-            return self._splice_machine_code(image, seen, alone, layout)
+            return self._splice_machine_code(image, seen, codes, layout)
         except UnsupportedError as refused:
             try:
                 return self._splice_text(image, seen, codes, layout)
@@ -232,9 +231,3 @@ class TwinBuilder:
             uncovered=spliced.uncovered,
             way=Way.MACHINE_CODE,
         )
-
-
-def _lanes(attachment: Attachment) -> Together:
-    """Lanes that leave work for themselves in machine code (``splice.sass_rules``: NO_MEETING)."""
-    leaving = attachment.point.kind is AttachKind.EXIT
-    return Together.ONE if leaving else Together.WARP
