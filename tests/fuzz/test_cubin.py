@@ -9,7 +9,7 @@ from egpu.errors import EgpuError
 from egpu.image.cubin import open_cubin
 from egpu.image.cubin_alone import alone
 from egpu.image.cubin_contents import contents_of
-from egpu.image.cubin_edit import put_together, take_apart
+from egpu.image.cubin_edit import put_together
 from egpu.image.cubin_kernel import open_kernel
 from egpu.splice.sass_code import Code
 from egpu.splice.sass_functions import called_registers
@@ -35,7 +35,7 @@ def damaged(data, chance):
 
 def everything_before_probes(data):
     contents = contents_of(open_cubin(data))
-    parts = take_apart(open_cubin(alone(contents, "add")))
+    parts = alone(contents, "add")
     kernel = open_kernel(parts, "add")
     code = Code.of(parts.parts[kernel.text].data)
     check_kernel(parts, kernel, code, contents.parts.cubin.arch, ())

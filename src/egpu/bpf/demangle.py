@@ -7,6 +7,7 @@ name as it is: a wrong name would attach a probe to the wrong kernel.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 _MAX_DEPTH = 64
@@ -49,6 +50,7 @@ def demangle(mangled: str) -> str:
     return name if mangled[demangler.at :][:1] in ("", ".") else mangled
 
 
+@functools.lru_cache(maxsize=256)  # each kernel's is asked for with every pattern
 def name_forms(demangled: str) -> tuple[str, ...]:
     """What people call a function: in full, then without arguments, template arguments, scope."""
     plain = _before_arguments(demangled)

@@ -14,12 +14,13 @@ from egpu.errors import InputError
 from egpu.image.cubin_attributes import Attribute, Shape, read_attributes
 from egpu.image.cubin_common import common_of, is_known, shape_of
 from egpu.image.cubin_contents import Contents
-from egpu.image.cubin_edit import Symbol, read_relocations
+from egpu.image.cubin_edit import CubinParts, Symbol, read_relocations
 from egpu.image.cubin_write import Writer
 
 
-def alone(contents: Contents, kernel: str) -> bytes:
-    """A cubin with ``kernel`` and what it may use; the whole cubin where that is not certain.
+def alone(contents: Contents, kernel: str) -> CubinParts:
+    """A cubin with ``kernel`` and what it may use, taken apart; the whole cubin where that is not
+    certain.  Its bytes are ``cubin.data``.
 
     InputError when there is no such kernel.  Debug sections are left out in any case but the last.
     """
@@ -28,7 +29,7 @@ def alone(contents: Contents, kernel: str) -> bytes:
         raise InputError(f"no kernel {kernel}", where="cubin")
     kept = _kept_sections(contents, symbol)
     if kept is None:
-        return contents.parts.cubin.data
+        return contents.parts
     return Writer(contents, kept).file()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from egpu.errors import InputError
-from egpu.image.cubin import HEADER, HEADER_SIZE, SECTION, SEGMENT, SHT_NOBITS, SYMBOL
+from egpu.image.cubin import HEADER, HEADER_SIZE, SECTION, SEGMENT, SHT_NOBITS, SYMBOL, Section
 from egpu.image.cubin_attributes import Attribute, Shape, read_attributes, write_attributes
 from egpu.image.cubin_common import NO_SYMBOL, ROWS, common_of, shape_of
 from egpu.image.cubin_contents import TEXT, Contents
@@ -16,7 +16,9 @@ from egpu.image.cubin_edit import (
     SHT_NULL,
     SHT_REL,
     SHT_RELA,
+    CubinParts,
     Part,
+    Relocation,
     Segment,
     Symbol,
     read_relocations,
@@ -74,7 +76,8 @@ class Writer:
     def _is_constant(self, symbol: Symbol) -> bool:
         return self._parts[symbol.section].name.startswith(".nv.constant")
 
-    def file(self) -> bytes:
+    def file(self) -> CubinParts:
+        """The file, as it is when it is opened and taken apart again."""
         names = _Strings()
         strings = _Strings()
         table = b"".join(self._symbol(each, strings) for each in self._symbols)
@@ -89,12 +92,12 @@ class Writer:
         out = bytearray(HEADER_SIZE)
         rows: list[Part] = []
         for at, name in zip(self._kept, name_at, strict=True):
-            part = self._part(at, text, locals_)
+            part = self._parts[at]
             if part.type not in (SHT_NULL, SHT_NOBITS):
                 out += bytes(-len(out) % max(part.align, 1))
-            offset = 0 if part.type == SHT_NULL else len(out)
-            rows.append(replace(part, name_at=name, offset=offset))
-            out += part.data
+            place = (name, 0 if part.type == SHT_NULL else len(out))
+            rows.append(self._part(at, place, text, locals_))
+            out += rows[-1].data
         return self._with_tables(out, rows)
 
     def _section_names(self) -> int:
@@ -112,7 +115,10 @@ class Writer:
             symbol.size,
         )
 
-    def _part(self, at: int, text: Mapping[int, bytes], locals_: int) -> Part:
+    def _part(
+        self, at: int, place: tuple[int, int], text: Mapping[int, bytes], locals_: int
+    ) -> Part:
+        """A section as it will be, whose name and bytes are at these places."""
         part = self._parts[at]
         sections, symbols = self._numbers.sections, self._numbers.symbols
         data = text.get(at)
@@ -120,7 +126,8 @@ class Writer:
         if part.type in (SHT_REL, SHT_RELA):
             data = write_relocations(
                 tuple(
-                    replace(each, symbol=symbols[each.symbol]) for each in read_relocations(part)
+                    Relocation(each.offset, symbols[each.symbol], each.type, each.addend)
+                    for each in read_relocations(part)
                 ),
                 part.type,
             )
@@ -141,7 +148,9 @@ class Writer:
         data = part.data if data is None else data
         size = part.size if part.type == SHT_NOBITS else len(data)
         link = sections.get(part.link, 0)
-        return replace(part, data=data, size=size, link=link, info=info)
+        return replace(
+            part, name_at=place[0], offset=place[1], data=data, size=size, link=link, info=info
+        )
 
     def _section(self, at: int) -> int:
         if at not in self._numbers.sections:
@@ -185,7 +194,7 @@ class Writer:
                 out += _CALL.pack(symbols[caller], symbols.get(callee, callee))
         return out
 
-    def _with_tables(self, out: bytearray, rows: Sequence[Part]) -> bytes:
+    def _with_tables(self, out: bytearray, rows: Sequence[Part]) -> CubinParts:
         head = bytearray(self._contents.parts.cubin.data[:HEADER_SIZE])
         out += bytes(-len(out) % 8)
         _put(head, "shoff", len(out))
@@ -219,7 +228,12 @@ class Writer:
                 each.align,
             )
         out[:HEADER_SIZE] = head
-        return bytes(out)
+        sections = tuple(
+            Section(each.name, each.type, each.offset, each.size, each.link, each.info)
+            for each in rows
+        )
+        cubin = replace(self._contents.parts.cubin, data=bytes(out), sections=sections)
+        return CubinParts(cubin, tuple(rows), tuple(segments))
 
     def _segments(self, rows: Sequence[Part], table: int) -> list[Segment]:
         """One for what each covered; those of which nothing is left go."""

@@ -16,7 +16,7 @@ from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin import open_cubin
 from egpu.image.cubin_alone import alone
 from egpu.image.cubin_contents import Contents, contents_of
-from egpu.image.cubin_edit import put_together, take_apart
+from egpu.image.cubin_edit import put_together
 from egpu.image.cubin_kernel import Change, change_kernel, open_kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
 from egpu.splice.sass_choice import assembled
@@ -86,7 +86,7 @@ def splice_sass(
     if arch not in ARCHS:
         raise UnsupportedError(f"machine code for sm_{arch}", needs="sm_80, sm_86, sm_89 or sm_90")
     _check_probes(probes)
-    parts = take_apart(open_cubin(alone(contents, kernel)))
+    parts = alone(contents, kernel)
     target = open_kernel(parts, kernel)
     code = Code.of(parts.parts[target.text].data)
     check_kernel(parts, target, code, arch, probes)

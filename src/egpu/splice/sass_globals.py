@@ -100,14 +100,16 @@ def _check(parts: CubinParts, kernel: Kernel, symbols: tuple[Symbol, ...]) -> No
         symbol = symbols[each.symbol]
         if _is_variable(parts, symbol):
             raise UnsupportedError(f"{kernel.name}, whose code holds the address of {symbol.name}")
-    if used_constants(parts, kernel, 3) == frozenset():
-        return
-    for symbol in symbols:
-        if _is_variable(parts, symbol) and parts.parts[symbol.section].name == _CONSTANTS:
-            raise UnsupportedError(
-                f"{kernel.name}, which reads __constant__ memory that the program can write "
-                f"({symbol.name})"
-            )
+    written = [
+        symbol.name
+        for symbol in symbols
+        if _is_variable(parts, symbol) and parts.parts[symbol.section].name == _CONSTANTS
+    ]
+    if written and used_constants(parts, kernel, 3) != frozenset():
+        raise UnsupportedError(
+            f"{kernel.name}, which reads __constant__ memory that the program can write "
+            f"({written[0]})"
+        )
 
 
 def used_constants(parts: CubinParts, kernel: Kernel, bank: int) -> frozenset[int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from egpu.bpf.program import AttachKind
@@ -25,6 +26,7 @@ from egpu.splice.sass_encoding import (
     IMMEDIATE,
     SETMAXREG,
     SIZE,
+    Field,
     distance_of,
 )
 from egpu.splice.sass_globals import used_constants
@@ -65,12 +67,24 @@ def _check_start(parts: CubinParts, kernel: Kernel, code: Code, arch: int) -> No
                 f"{name}, whose first instruction is changed when it is loaded "
                 f"({parts.parts[at].name})"
             )
-    for index in code.where(BRA, BRA_UNIFORM):
-        if (index + 1) * SIZE + distance_of(code[index], arch) == 0:
-            raise UnsupportedError(f"{name}, which jumps back to its first instruction")
+    if _jumps_to_start(code, arch):
+        raise UnsupportedError(f"{name}, which jumps back to its first instruction")
     targets = kernel.attribute("INDIRECT_BRANCH_TARGETS")
     if targets is not None and 0 in _branch_targets(targets.words()):
         raise UnsupportedError(f"{name}, which may jump to its first instruction")
+
+
+def _jumps_to_start(code: Code, arch: int) -> bool:
+    jumps = code.where(BRA, BRA_UNIFORM)
+    # Of a jump back the distance's top bits are set: few are looked at one by one.
+    back = code.field(_BACK)[jumps] != 0
+    return any(
+        (index + 1) * SIZE + distance_of(code[index], arch) == 0
+        for index in itertools.compress(jumps, back.tolist())
+    )
+
+
+_BACK = Field(81, 1)  # the sign of a distance, for every arch
 
 
 def _branch_targets(values: Sequence[int]) -> Iterable[int]:
@@ -95,12 +109,11 @@ def _check_exits(parts: CubinParts, kernel: Kernel, code: Code) -> None:
 def other_functions(parts: CubinParts) -> list[int]:
     """Sections with functions that are no kernels: what a kernel by itself may call, by name or
     through a pointer that lies anywhere."""
+    code = [at for at, part in enumerate(parts.parts) if part.name.startswith(_TEXT)]
+    if len(code) < 2:  # as in most twins: the kernel itself
+        return []
     entries = {each.section for each in read_symbols(parts) if each.is_kernel}
-    return [
-        at
-        for at, part in enumerate(parts.parts)
-        if part.name.startswith(_TEXT) and at not in entries
-    ]
+    return [at for at in code if at not in entries]
 
 
 def _called(parts: CubinParts, kernel: Kernel) -> list[Symbol]:

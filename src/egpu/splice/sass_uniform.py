@@ -9,6 +9,7 @@ every field that can name a uniform register does.
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -204,58 +205,69 @@ def usage(words: Sequence[int]) -> Usage:
 
 def usage_of(code: Code) -> Usage:
     """What code may use, never less than it does."""
-    registers: set[int] = set()
-    predicates: set[int] = set()
-    barriers: set[int] = set()
     kinds = _kinds(code)
-    for kind in np.unique(kinds).tolist():
-        named = _named_by(kind)
-        if named is None:
-            continue
-        alike = code.some(kinds == kind)
-        for at, span in named.registers:
-            for first in _values(alike, Field(at, REGISTER)):
-                if first != URZ:
-                    registers.update(range(first, min(first + span + 1, UNIFORM_REGISTERS)))
-        for at in named.predicates:
-            predicates.update(_values(alike, Field(at, 3)))
-        if named.barrier is not None:
-            barriers.update(_values(alike, Field(named.barrier, BARRIER.width)))
-        if kind & _OPCODE_MASK in _READS_ALL_PREDICATES:
-            predicates.update(range(UNIFORM_PREDICATES))
-    return Usage(frozenset(registers), frozenset(predicates - {UPT}), frozenset(barriers))
+    named = {kind: _named_by(kind) for kind in np.flatnonzero(np.bincount(kinds)).tolist()}
+    fields: dict[tuple[_What, int, int], list[int]] = {}
+    everything = False
+    for kind, each in named.items():
+        for field in each:
+            fields.setdefault(field, []).append(kind)
+        everything |= kind & _OPCODE_MASK in _READS_ALL_PREDICATES
+    masks = dict.fromkeys(_What, 0)
+    for (what, at, span), having in fields.items():
+        chosen = np.zeros(_KINDS, np.bool_)
+        chosen[having] = True
+        values = code.some(chosen[kinds]).field(Field(at, _WIDTHS[what]))
+        masks[what] |= _spread(int(np.bitwise_or.reduce(np.uint64(1) << values)), span)
+    if everything:
+        masks[_What.PREDICATE] |= (1 << UNIFORM_PREDICATES) - 1
+    return Usage(
+        _numbers(masks[_What.REGISTER], UNIFORM_REGISTERS),
+        _numbers(masks[_What.PREDICATE], UNIFORM_PREDICATES),
+        _numbers(masks[_What.BARRIER], BARRIERS),
+    )
 
 
-def _values(code: Code, field: Field) -> set[int]:
-    return set(np.unique(code.field(field)).tolist())
+def _spread(numbers: int, span: int) -> int:
+    """Bits of numbers, and of ``span`` more behind each, but for URZ, which is none."""
+    numbers &= ~(1 << URZ)
+    for _ in range(span):
+        numbers |= numbers << 1
+    return numbers
 
 
+def _numbers(mask: int, count: int) -> frozenset[int]:
+    return frozenset(number for number in range(count) if mask >> number & 1)
+
+
+class _What(enum.Enum):
+    """What a field names."""
+
+    REGISTER = enum.auto()
+    PREDICATE = enum.auto()
+    BARRIER = enum.auto()
+
+
+_WIDTHS = {_What.REGISTER: REGISTER, _What.PREDICATE: 3, _What.BARRIER: BARRIER.width}
 _OPCODE_MASK = (1 << OPCODE.width) - 1
 # What decides, beside the opcode, which fields of an instruction name what.
 _KIND_BITS = ((HAS_UNIFORM, 12), (_PLOP3_UNIFORM, 13))
 _READS_ALL_PREDICATES = frozenset({0x883})  # UP2UR
 
 
-def _kinds(code: Code) -> NDArray[np.uint64]:
+_KINDS = 1 << OPCODE.width + len(_KIND_BITS)
+
+
+def _kinds(code: Code) -> NDArray[np.int64]:
     kinds = code.opcodes
     for field, bit in _KIND_BITS:
         kinds = kinds | code.field(field) << np.uint64(bit)
-    return kinds
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """Fields of an instruction: uniform registers with how many more each names, uniform
-    predicates, a barrier."""
-
-    registers: tuple[tuple[int, int], ...]
-    predicates: tuple[int, ...]
-    barrier: int | None
+    return kinds.astype(np.int64)
 
 
 @functools.cache
-def _named_by(kind: int) -> _Named | None:
-    """What instructions of a kind name, None for nothing."""
+def _named_by(kind: int) -> tuple[tuple[_What, int, int], ...]:
+    """Fields of instructions of a kind: what each names, its first bit, how many more numbers."""
     opcode = kind & _OPCODE_MASK
     word = opcode
     for field, bit in _KIND_BITS:
@@ -269,8 +281,12 @@ def _named_by(kind: int) -> _Named | None:
     predicates = predicate_fields(word)
     if predicates is None:
         predicates = (*_ALL_PREDICATES, GUARD_REGISTER.at)
-    found = _Named(registers, predicates, _BARRIER_OPCODES.get(opcode))
-    return None if found == _Named((), (), None) else found
+    barriers = [_BARRIER_OPCODES[opcode]] if opcode in _BARRIER_OPCODES else []
+    return (
+        *((_What.REGISTER, at, span) for at, span in registers),
+        *((_What.PREDICATE, at, 0) for at in predicates),
+        *((_What.BARRIER, at, 0) for at in barriers),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,9 @@ def changes(section, parts):
 @pytest.mark.parametrize(("name", "kernel"), list(every_kernel()))
 def test_a_kernel_means_what_it_meant(name, kernel):
     whole = contents(name)
-    data = alone(whole, kernel)
-    parts = take_apart(open_cubin(data))
+    parts = alone(whole, kernel)
+    data = parts.cubin.data
+    assert take_apart(open_cubin(data)) == parts
     assert put_together(parts) == data
     assert [each.name for each in list_cubin_kernels(open_cubin(data))] == [kernel]
     before = open_kernel(whole.parts, kernel)
@@ -95,7 +96,7 @@ def test_a_kernel_means_what_it_meant(name, kernel):
 @pytest.mark.parametrize(("name", "kernel"), list(every_kernel()))
 def test_the_file_is_well_formed(name, kernel):
     whole = contents(name)
-    parts = take_apart(open_cubin(alone(whole, kernel)))
+    parts = alone(whole, kernel)
     assert not [part.name for part in parts.parts if ".debug" in part.name]
     symbols = read_symbols(parts)
     table = whole.parts.parts[whole.parts.find(".symtab")]
@@ -135,8 +136,8 @@ def test_sections_that_are_only_named_after_their_kernel(name):
     )
     again = contents_of(open_cubin(put_together(unflagged)))
     for kernel in whole.kernels:
-        parts = take_apart(open_cubin(alone(again, kernel)))
-        flagged = take_apart(open_cubin(alone(whole, kernel)))
+        parts = alone(again, kernel)
+        flagged = alone(whole, kernel)
         assert [part.name for part in parts.parts] == [part.name for part in flagged.parts]
         assert [part.info for part in parts.parts] == [part.info for part in flagged.parts]
 
@@ -146,7 +147,7 @@ def test_a_cubin_with_something_unknown_stays_whole():
     at = data.index(b".nv.callgraph\0")
     data[at : at + 13] = b".nv.new_thing"
     whole = contents_of(open_cubin(bytes(data)))
-    assert alone(whole, next(iter(whole.kernels))) == bytes(data)
+    assert alone(whole, next(iter(whole.kernels))).cubin.data == bytes(data)
 
 
 def test_a_kernel_that_is_not_there():

@@ -307,7 +307,7 @@ def test_traps_are_not_covered():
 @pytest.mark.parametrize(("kernel", "free"), [("asserts", True), ("prints", False)])
 def test_what_functions_of_the_driver_use(kernel, free):
     """A failed assertion ends everything, so that nobody's uniform registers matter any more."""
-    parts = take_apart(open_cubin(alone(contents_of(open_cubin(cubin("module", "90"))), kernel)))
+    parts = alone(contents_of(open_cubin(cubin("module", "90"))), kernel)
     target = open_kernel(parts, kernel)
     code = Code.of(parts.parts[target.text].data)
     assert code_around(parts, target, code).registers.isdisjoint({0, 1}) == free

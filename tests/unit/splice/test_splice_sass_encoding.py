@@ -221,7 +221,7 @@ def test_uniform_registers_of_rare_instructions(word, text):
     """Each field of the tables, set to another register, shows as that register; and no register
     is shown that the tables do not have."""
     named = tables._named_by(int(tables._kinds(Code.of(bytes_of([word])))[0]))
-    places = [Field(at, 6) for at, _ in named.registers]
+    places = [Field(at, 6) for what, at, _ in named if what is tables._What.REGISTER]
     changed = [field.set(word, register) for field in places for register in (8, 24, 48)] or [word]
     for other, shown in zip(changed, shown_as(changed), strict=True):
         used = tables.usage([other])
