@@ -52,7 +52,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from egpu.codegen.arena import HASH_SLOT
-from egpu.codegen.hash_insert import abandoned, insert, new_debt, pay, store_value
+from egpu.codegen.hash_insert import abandoned, insert, new_debt, pay, replace_value
 from egpu.codegen.hash_key import HashKey, hash_key
 from egpu.codegen.helper_call import Call, argument_place
 from egpu.codegen.memory import Place
@@ -112,7 +112,7 @@ def _overwrite(key: HashKey, tried: Rounds, entry: tuple[str, str], source: Plac
     body = key.body
     slot, state = entry
     if not key.shape.pinned:
-        store_value(key, slot, source)
+        replace_value(key, slot, source)
         tried.give("0")
         return
     pins = body.add(slot, HASH_SLOT["pins"][0])
@@ -121,7 +121,7 @@ def _overwrite(key: HashKey, tried: Rounds, entry: tuple[str, str], source: Plac
     write, gone = body.fresh("write"), body.fresh("gone")
     body.branch_if(body.compare("eq", "i64", now, state), write, gone)
     body.label(write)
-    store_value(key, slot, source)
+    replace_value(key, slot, source)
     key.touch(slot)
     body.call_void("egpu.add_release_gpu", f"i64 {pins}", "i64 -1")
     tried.give("0")

@@ -98,6 +98,8 @@ _PTX_FUNCTIONS = (
          "atom.acquire.gpu.global.cas.b64 $0, [$1], $2, $3;", "=l,l,l,l,~{memory}"),
     _asm("take_gpu", "i64", "i64 %a, i64 %v",
          "atom.relaxed.gpu.global.add.u64 $0, [$1], $2;", "=l,l,l,~{memory}"),
+    _asm("exchange_gpu", "i64", "i64 %a, i64 %v",
+         "atom.relaxed.gpu.global.exch.b64 $0, [$1], $2;", "=l,l,l,~{memory}"),
     _asm("pin_gpu", "i64", "i64 %a",
          "atom.acquire.gpu.global.add.u64 $0, [$1], 1;", "=l,l,~{memory}"),
     _asm("max_gpu", "void", "i64 %a, i64 %v",
@@ -195,6 +197,9 @@ _HOST_FUNCTIONS = (
     _function("take_gpu", "i64", "i64 %a, i64 %v",
               "  %p = inttoptr i64 %a to ptr\n"
               "  %r = atomicrmw add ptr %p, i64 %v seq_cst, align 8\n  ret i64 %r"),
+    _function("exchange_gpu", "i64", "i64 %a, i64 %v",
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  %r = atomicrmw xchg ptr %p, i64 %v seq_cst, align 8\n  ret i64 %r"),
     _function("pin_gpu", "i64", "i64 %a",
               "  %p = inttoptr i64 %a to ptr\n"
               "  %r = atomicrmw add ptr %p, i64 1 seq_cst, align 8\n  ret i64 %r"),
@@ -223,7 +228,7 @@ class Together(enum.Enum):
     """How many lanes of a warp run a program together."""
 
     WARP = "any"
-    ONE = "one"  # warp and block level: what lanes do in common falls away
+    ONE = "one"  # each for itself, or one lane alone: what lanes do in common falls away
 
 
 # A lane alone in its warp is what the host is.
