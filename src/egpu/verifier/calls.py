@@ -57,6 +57,7 @@ DIRECT_VALUES = frozenset(
 # Looking a member up in its class takes longer than comparing with it.
 _MAP: Final = Arg.MAP
 _KEY: Final = Arg.KEY
+_NAMES = {kind: kind.name for kind in MapType}
 _READ = Access.READ
 _CONTEXT, _STACK, _MAP_VALUE = Region.CONTEXT, Region.STACK, Region.MAP_VALUE
 _MAP_POINTER, _INNER_MAP = Region.MAP_POINTER, Region.INNER_MAP
@@ -216,8 +217,8 @@ class _Call:
                 assert_never(kind)
 
     def _map(self, register: int, value: Scalar | Pointer) -> None:
-        inner = isinstance(value, Pointer) and value.region is _INNER_MAP
-        if not isinstance(value, Pointer) or not (inner or value.region is _MAP_POINTER):
+        inner = type(value) is Pointer and value.region is _INNER_MAP
+        if type(value) is not Pointer or not (inner or value.region is _MAP_POINTER):
             raise self._refuse(register, value, "a map", "pass &map")
         if value.null:
             raise self._refuse(register, value, "a map", "test it against 0 first")
@@ -225,7 +226,7 @@ class _Call:
             hint = "name the map, or look its elements up in a loop"
             raise self._refuse(register, value, "a map of the object", hint)
         spec = self.setting.map(value.owner)
-        if spec.type.name not in self.helper.map_types:
+        if _NAMES[spec.type] not in self.helper.map_types:
             names = ", ".join(sorted(self.helper.map_types))
             raise Refusal(
                 "P2",

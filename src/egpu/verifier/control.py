@@ -16,7 +16,7 @@ from egpu.verifier.structure import Step, Structure
 END = -1  # the end of the function as a meeting place
 
 
-@dataclass(slots=True, eq=False)  # frozen ones take three times as long to make
+@dataclass(slots=True, eq=False)  # never changed; frozen ones take three times as long to make
 class Block:
     """Instructions that run one after the other; ``successors`` and ``predecessors`` are blocks."""
 
@@ -28,7 +28,7 @@ class Block:
     last: Step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Graph:
     """The blocks of a program; ``block_of`` by pc of an instruction; ``meets`` the block where the
     ways out of a block meet again, END for the end of the function."""
@@ -36,7 +36,7 @@ class Graph:
     blocks: tuple[Block, ...]
     block_of: tuple[int, ...]
     meets: tuple[int, ...]
-    regions: dict[int, frozenset[int]] = field(default_factory=dict, compare=False)  # as asked for
+    regions: dict[int, frozenset[int]] = field(default_factory=dict)  # as asked for
 
     def region(self, block: int) -> frozenset[int]:
         """The blocks that may run after ``block`` ends and before its ways meet again."""

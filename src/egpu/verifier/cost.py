@@ -35,6 +35,8 @@ _FIELDS = 6
 _PROBE = 8  # instructions for each slot that is looked at
 COST_FIELDS = (1 << _FIELDS * _BITS) - 1
 _HELPERS, _RING = 4 * _BITS, 5 * _BITS
+RING_BYTES = _FIELD << _RING
+_LOWER_HALVES = sum((_FIELD >> _BITS // 2) << index * _BITS for index in range(_FIELDS))
 _ACCESSES = frozenset({Kind.LOAD, Kind.LOAD_SIGNED, Kind.STORE_IMM, Kind.STORE_REG})
 
 
@@ -103,6 +105,8 @@ def meter_of(spent: int, number: int) -> int:
 
 def times(spent: int, number: int) -> int:
     """Every cost ``number`` times, each at most what its field holds."""
+    if spent & _LOWER_HALVES == spent and number < 1 << _BITS // 2 - 1:
+        return spent * number  # no field can overflow
     shifts = range(0, _FIELDS * _BITS, _BITS)
     return sum(min((spent >> shift & _FIELD) * number, _FIELD >> 1) << shift for shift in shifts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from egpu.bpf import isa
@@ -14,7 +15,8 @@ from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.verified import Policy
 
 
-class Step(NamedTuple):
+@dataclass(slots=True, eq=False)  # never changed; frozen ones take three times as long to make
+class Step:
     """One decoded instruction; ``width`` are its bits, ``swaps`` tells a byte swap from a no-op.
 
     ``reads`` and ``writes`` are bit sets of registers: those whose value it takes (of a local call
@@ -40,15 +42,13 @@ class Step(NamedTuple):
 
 # Looking a member up in its class takes longer than comparing with it.
 _JUMP, _LOAD_IMM64, _MOV = Kind.JUMP, Kind.LOAD_IMM64, AluOp.MOV
-_SPECIAL = frozenset({Kind.ATOMIC, Kind.CALL, Kind.LOAD_IMM64, Kind.JUMP_ALWAYS})
+_ATOMIC, _CALL, _JUMP_ALWAYS = Kind.ATOMIC, Kind.CALL, Kind.JUMP_ALWAYS
+_HELPER, _LOCAL = int(CallSrc.HELPER), int(CallSrc.LOCAL)
+_CLOBBERED = 0b111111  # r0 to r5
 
 
 class _Row(NamedTuple):
-    """What decoding takes from a form; ``reads_dst``, ``reads_src`` and ``writes_dst`` are 0 or 1.
-
-    Fields up to ``most_dst`` and ``most_src``, in ``offs`` and in ``imms`` (None: any) need no
-    further check.
-    """
+    """What decoding takes from a form; what it reads and writes of fields is 0 or 1."""
 
     kind: Kind
     op: AluOp | JmpOp | None
@@ -58,10 +58,6 @@ class _Row(NamedTuple):
     reads_dst: int
     reads_src: int
     writes_dst: int
-    most_dst: int
-    most_src: int
-    offs: frozenset[int] | None
-    imms: frozenset[int] | None
 
 
 def decode(code: tuple[Insn, ...], policy: Policy) -> tuple[Step | None, ...]:
@@ -74,21 +70,9 @@ def decode(code: tuple[Insn, ...], policy: Policy) -> tuple[Step | None, ...]:
     while pc < end:
         insn = code[pc]
         dst, src, off, imm = insn.dst, insn.src, insn.off, insn.imm
-        row = rows.get(insn.opcode, _NO_FORM)
-        (
-            kind,
-            op,
-            width,
-            register,
-            swaps,
-            reads,
-            reads_src,
-            writes,
-            most_dst,
-            most_src,
-            offs,
-            imms,
-        ) = row
+        row, plain = rows.get(insn.opcode, _NO_FORM)
+        kind, op, width, register, swaps, reads, reads_src, writes = row
+        most_dst, most_src, offs, imms = plain
         if not (
             0 <= dst <= most_dst
             and 0 <= src <= most_src
@@ -100,16 +84,23 @@ def decode(code: tuple[Insn, ...], policy: Policy) -> tuple[Step | None, ...]:
         after, target = pc + 1, -1
         if kind is _JUMP:
             target = after + off
-        elif kind in _SPECIAL:
-            found = isa.jump_target(pc, insn)
-            target = -1 if found is None else found
-            reads, writes = _registers(kind, insn)
-            after += kind is _LOAD_IMM64
+        elif kind is _CALL:
+            reads, writes = _call_reads(imm, src), _CLOBBERED
+            target = after + imm if src == _LOCAL else -1
+        elif kind is _LOAD_IMM64:
+            after += 1
+        elif kind is _JUMP_ALWAYS:
+            target = after + (off if width == 16 else imm)
+        elif kind is _ATOMIC:
+            reads, writes = _atomic_registers(insn)
+        constant = _ZERO
+        if imm:
+            constant = _constant(imm if op is not _MOV or width == 64 else imm & 0xFFFFFFFF)
         # fmt: off
-        steps[pc] = _new(Step, (
+        steps[pc] = Step(
             pc, kind, op, width, register, dst, src, off, imm, after, target, swaps,
-            _constant(imm if op is not _MOV or width == 64 else imm & 0xFFFFFFFF), reads, writes
-        ))
+            constant, reads, writes,
+        )
         # fmt: on
         pc = after
     return tuple(steps)
@@ -140,25 +131,22 @@ def _is_plain_wide(insn: Insn, following: Insn | None) -> bool:
     )
 
 
-_new = tuple.__new__  # Step(...) without matching arguments to names
+_ZERO = S64.zero
 _constant = functools.lru_cache(1 << 12)(S64.constant)
 
 
-def _registers(kind: Kind, insn: Insn) -> tuple[int, int]:
-    """``reads`` and ``writes`` of the kinds that are not alike for all fields."""
+def _call_reads(number: int, src: int) -> int:
+    """The registers that a call takes arguments from."""
+    helper = HELPERS.get(number) if src == _HELPER else None
+    return (1 << (5 if helper is None else len(helper.args)) + 1) - 2
+
+
+def _atomic_registers(insn: Insn) -> tuple[int, int]:
+    """``reads`` and ``writes`` of an atomic."""
     dst, src = 1 << insn.dst, 1 << insn.src
-    match kind:
-        case Kind.ATOMIC if insn.imm == AtomicOp.CMPXCHG:
-            return dst | src | 1, 1
-        case Kind.ATOMIC:
-            return dst | src, src if insn.imm & isa.FETCH else 0
-        case Kind.CALL:
-            helper = HELPERS.get(insn.imm) if insn.src == CallSrc.HELPER else None
-            return (1 << (5 if helper is None else len(helper.args)) + 1) - 2, 0b111111
-        case Kind.LOAD_IMM64:
-            return 0, dst
-        case _:
-            return 0, 0
+    if insn.imm == AtomicOp.CMPXCHG:
+        return dst | src | 1, 1
+    return dst | src, src if insn.imm & isa.FETCH else 0
 
 
 _TO_LITTLE_ENDIAN = isa.Class.ALU | AluOp.END
@@ -172,7 +160,8 @@ _ZERO_ONLY = frozenset({0})
 _NEVER = isa.Plain(-1, -1, None, None)
 
 
-def _row(form: isa.Form) -> _Row:
+def _row(form: isa.Form) -> tuple[_Row, isa.Plain]:
+    """The row of a form, and the fields that need no further check."""
     kind, plain = form.kind, isa.PLAIN.get(form.opcode)
     if kind is Kind.ALU and not form.register and plain is not None:
         # What _check_operand looks at is not plain.
@@ -187,7 +176,7 @@ def _row(form: isa.Form) -> _Row:
         plain = isa.Plain(isa.FRAME_POINTER, isa.FRAME_POINTER - 1, None, form.imm)
     # EXIT reads r0, and its destination field is 0; so is that of may_goto, which reads nothing.
     always = kind in _STORES or kind in (Kind.BYTE_ORDER, Kind.JUMP, Kind.EXIT)
-    return _Row(
+    row = _Row(
         kind,
         form.op,
         form.width,
@@ -199,14 +188,14 @@ def _row(form: isa.Form) -> _Row:
             or (kind is Kind.ALU and form.op is not AluOp.MOV)
         ),
         int(form.register),
-        int(kind in _LOADS or kind in (Kind.ALU, Kind.BYTE_ORDER)),
-        *(plain or _NEVER),
+        int(kind in _LOADS or kind in (Kind.ALU, Kind.BYTE_ORDER, Kind.LOAD_IMM64)),
     )
+    return row, plain or _NEVER
 
 
 _ROWS = {opcode: _row(form) for opcode, form in isa.FORMS.items()}
 # check_fields refuses opcodes without a form.
-_NO_FORM = _Row(Kind.EXIT, None, 0, False, False, 0, 0, 0, *_NEVER)
+_NO_FORM = _Row(Kind.EXIT, None, 0, False, False, 0, 0, 0), _NEVER
 
 
 def _check_operand(pc: int, insn: Insn, policy: Policy) -> None:

@@ -7,7 +7,6 @@ itself (an equal one would repeat for ever).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,12 +22,13 @@ from egpu.verifier.execute import ACCESSES, apply, first_state, forget_frame
 from egpu.verifier.liveness import Liveness
 from egpu.verifier.loops import Loop
 from egpu.verifier.parts import Part, Stopped, TooDearError
+from egpu.verifier.remembered import Remembered, live_at
 from egpu.verifier.replay import Way, replay
 from egpu.verifier.report import Refusal, describe
 from egpu.verifier.setting import Recorder, Setting
 from egpu.verifier.state import Frame, State
 from egpu.verifier.structure import Step
-from egpu.verifier.subsume import Live, may_equal, state_covers, state_key, telling, told_apart
+from egpu.verifier.subsume import state_key
 from egpu.verifier.widen import ROUNDS, widen
 
 __all__ = ["Exploration", "Explored", "Stopped", "replay"]
@@ -38,7 +38,6 @@ _JUMP, _CALL, _EXIT, _HELPER = Kind.JUMP, Kind.CALL, Kind.EXIT, int(CallSrc.HELP
 # The turn in which it is asked whether a program's only loop ends at all: most are over by then.
 # Where there are more, the turns of one inside another multiply, and it is asked in the first.
 _LOOKED_AT = 8
-_REMEMBERED = 8  # finished states compared per instruction; equal ones are found at any number
 
 _SHORTER = "make loops shorter, or limit what bounds them, as in if (n > 100) n = 100"
 Observer = Callable[[int, State], None]
@@ -86,10 +85,7 @@ class Exploration:
         self.references = 0  # records held where the part begins
         self.returned: list[State] = []
         self.left: list[tuple[int, State]] = []
-        self.seen: dict[int, list[Node]] = {}  # by pc, while there are few
-        self.keyed: dict[int, dict[tuple[object, ...], Node]] = {}  # by pc and key, where many
-        self.finished: dict[int, deque[Node]] = {}
-        self.telling: dict[int, int] = {}  # by pc, the place that told two states apart there last
+        self.remembered = Remembered(liveness)
         self.pending: list[tuple[State, int, Node, bool | None]] = []
         self.processed = 0
         self.entered = -1  # instructions processed before this walk, of a part
@@ -257,7 +253,7 @@ class Exploration:
         wide = state.copy()
         put(wide, counted)
         part = Part(len(state.frames), loop.head, loop)
-        live = self._live(state)
+        live = live_at(self.liveness, self.pc, state)
         for attempt in range(ROUNDS):
             inner = self._inner(part, wide)
             try:
@@ -283,7 +279,10 @@ class Exploration:
         counted = moving(self.counting.turn(loop), state, self.budgets.most)
         wide = state.copy()
         put(wide, counted)
-        part, live = Part(len(state.frames), loop.head, loop), self._live(state)
+        part, live = (
+            Part(len(state.frames), loop.head, loop),
+            live_at(self.liveness, self.pc, state),
+        )
         for attempt in range(ROUNDS):
             inner = self._inner(part, wide)
             inner._run(wide.copy())
@@ -345,7 +344,7 @@ class Exploration:
     def _walk_callback(self, state: State, step: Step, made: Calls) -> tuple[State, int]:
         """The state that covers any number of calls, and what one costs at most."""
         part = Part(len(state.frames) + 1, made.start, None)
-        live = self._live(state)
+        live = live_at(self.liveness, self.pc, state)
         wide = state.copy()
         for attempt in range(ROUNDS):
             first = wide.copy()
@@ -403,7 +402,7 @@ class Exploration:
         ways = {}
         for pc, state in inner.left:
             self.pc = pc
-            ways[pc, state_key(state, self._live(state))] = state
+            ways[pc, state_key(state, live_at(self.liveness, self.pc, state))] = state
         node = Node(self.node, head, spent, ways=len(ways), jumped=self.jumped)
         self._check_cost(node.total)
         for (pc, _), state in ways.items():
@@ -417,88 +416,30 @@ class Exploration:
         self.pending.append((jumping, step.target, node, True))
         self.node, self.jumped = node, False
 
-    def _live(self, state: State) -> list[Live]:
-        """What of each frame is live: all but the running one wait for a call."""
-        running = self.liveness.at(self.pc)
-        if len(state.frames) == 1:
-            return [running]
-        suspended = self.liveness.suspended
-        return [*[suspended[frame.call_site] for frame in state.frames[1:]], running]
-
     def _compare(self, state: State, spent: int) -> bool:
         """Compare at a checkpoint; whether the way ends here."""
-        live = self._live(state)
-        here = self.seen.setdefault(self.pc, [])
-        if len(here) == _REMEMBERED and self.pc not in self.keyed:
-            # Until now all of them are remembered: what is equal to a finished one, that covers.
-            assert all(node.state is not None for node in here), "as many are kept"
-            self.keyed[self.pc] = {
-                state_key(node.state, self._live(node.state)): node
-                for node in here
-                if node.state is not None
-            }
-        keyed, key = self.keyed.get(self.pc), None
-        if keyed is None:
-            known = self._repeated(here, state, live)
-        else:
-            key = state_key(state, live)
-            known = keyed.get(key)
-        if known is not None and known.open:
-            raise Refusal(
-                "P4",
-                "infinite loop: this instruction is reached again in the same state",
-                hint="count the turns in a register and leave the loop at a constant limit",
-            )
-        if known is None:
-            known = self._covering(state, live)
+        known, key = self.remembered.find(self.pc, state)
         if known is not None:
+            if known.open:
+                raise Refusal(
+                    "P4",
+                    "infinite loop: this instruction is reached again in the same state",
+                    hint="count the turns in a register and leave the loop at a constant limit",
+                )
             total = spent + known.worst
             self._check_cost(self.node.total + total)
             self._end(total)
             return True
         node = Node(self.node, self.pc, spent, ways=1, jumped=self.jumped, state=state.copy())
         self._check_cost(node.total)
-        if keyed is None or key is None:
-            here.append(node)
-        else:
-            keyed[key] = node
+        self.remembered.keep(node, key)
         self.node, self.jumped = node, None
         return False
-
-    def _covering(self, state: State, live: list[Live]) -> Node | None:
-        """The finished node that covers ``state``."""
-        place = self.telling.get(self.pc)
-        for node in self.finished.get(self.pc, ()):
-            if node.state is None or (place is not None and told_apart(node.state, state, place)):
-                continue
-            if state_covers(node.state, state, live):
-                return node
-            place = telling(node.state, state, live[-1])
-            if place is not None:
-                self.telling[self.pc] = place
-        return None
-
-    def _repeated(self, nodes: list[Node], state: State, live: list[Live]) -> Node | None:
-        """The unfinished node whose state is equal."""
-        key, place = None, self.telling.get(self.pc)
-        for node in nodes:
-            if not node.open or node.state is None:
-                continue
-            if place is not None and told_apart(node.state, state, place):
-                continue
-            if may_equal(node.state, state, live[-1]):
-                key = key or state_key(state, live)
-                if state_key(node.state, self._live(node.state)) == key:
-                    return node
-        return None
 
     def _end(self, spent: int) -> None:
         for node in self.node.finish_way(spent):
             if node.state is not None:
-                kept = self.finished.setdefault(node.pc, deque())
-                kept.appendleft(node)
-                if len(kept) > _REMEMBERED:
-                    kept.pop().state = None
+                self.remembered.finish(node)
 
     def _check_cost(self, total: int) -> None:
         limit = self.setting.limits.cost

@@ -16,6 +16,7 @@ from egpu.verifier.setting import Recorder, Setting
 from egpu.verifier.structure import Step, Structure
 from egpu.verifier.verified import Operand, Region
 
+_new = tuple.__new__  # Place(...) without matching arguments to names
 EVERY_BYTE = (1 << isa.STACK_SIZE) - 1
 
 
@@ -52,6 +53,7 @@ class Frames:
         self.callbacks = _callbacks(setting.structure)
         self.callers = _callers(setting.structure, self.callbacks)
         self.above = _above(self.callers)
+        self.own = [frozenset({function}) for function in range(len(setting.structure.functions))]
         self.places: dict[tuple[int, int, int | None], Place | None] = {}  # as asked for
 
     def operand(self, pc: int, register: int) -> Operand | None:
@@ -70,15 +72,16 @@ class Frames:
         if operand is None or Region.STACK not in operand.regions:
             return None
         function = self.structure.function_of[step.pc]
+        own = self.own[function]
         touched = EVERY_BYTE
         if operand.offset is not None:
             offset = operand.offset + (step.off if step.kind is not Kind.CALL else 0)
             touched = byte_mask(offset, -offset if size is None else size)
         if operand.frame == 0:
-            exact = operand.offset is not None and operand.regions == {Region.STACK}
-            return Place(frozenset({function}), touched, exact)
+            exact = operand.offset is not None and len(operand.regions) == 1
+            return _new(Place, (own, touched, exact))
         if operand.frame is None:
-            return Place(self.above[function] | {function}, touched, False)
+            return Place(self.above[function] | own, touched, False)
         return Place(self._higher(function, operand.frame), touched, False)
 
     def _higher(self, function: int, levels: int) -> frozenset[int]:
@@ -156,6 +159,8 @@ def calls_back(step: Step) -> bool:
 
 def _callers(structure: Structure, callbacks: frozenset[int]) -> dict[int, frozenset[int]]:
     """The functions that call each function, themselves or through a helper."""
+    if len(structure.functions) == 1:
+        return {0: frozenset()}
     found: dict[int, set[int]] = {index: set() for index in range(len(structure.functions))}
     for step in structure.of_kind(Kind.CALL):
         own = structure.function_of[step.pc]

@@ -56,7 +56,7 @@ def find(structure: Structure) -> tuple[dict[int, Loop], bool]:
     edges: list[tuple[int, int]] = []
     runs: dict[int, _Run] = {}
     by_kind = structure.by_kind
-    back = [s.pc for kind in _JUMPS for s in by_kind[kind] if s.target <= s.pc]
+    back = [s.pc for kind in _JUMPS for s in by_kind.get(kind, ()) if s.target <= s.pc]
     for start in {structure.functions[structure.function_of[pc]][0] for pc in back}:
         runs = runs or {run[0].pc: run for run in structure.runs}
         before, ends = _walk(structure, runs, start)

@@ -28,6 +28,7 @@ from egpu.verifier.verified import Operand, Region, Rmw, Uniformity
 _Text = Callable[[Setting, Operand, int], str]
 # Where grids and blocks have one dimension these are all indices that differ.
 _LINE = frozenset({"thread_x", "block_x"})
+_MAP_VALUE = Region.MAP_VALUE
 _MAPS = frozenset({Region.MAP_VALUE, Region.MAP_POINTER, Region.INNER_MAP})
 
 
@@ -56,21 +57,20 @@ def check(known: Known) -> Iterator[Refusal]:
     writes = [write for write in _writes(known) if write.step.pc not in known.rmw]
     if all(write.atomic for write in writes):
         return  # nothing can be lost
+    operand, structure = known.frames.operand, known.setting.structure
     sources = frozenset(
-        pc
-        for (pc, register), operand in known.frames.operands.items()
-        if pc not in taken and _is_shared_load(known.setting, pc, register, operand)
+        step.pc
+        for step in structure.of_kind(Kind.LOAD, Kind.LOAD_SIGNED)
+        if step.pc not in taken and _is_shared(known.setting, operand(step.pc, step.src))
     )
     if _may_meet(known, writes, sources):
         yield from _Judge(known, writes, sources).check()
     yield from _chances(known, writes)
 
 
-def _is_shared_load(setting: Setting, pc: int, register: int, operand: Operand) -> bool:
-    step = setting.structure.step(pc)
-    if step.kind not in (Kind.LOAD, Kind.LOAD_SIGNED) or register != step.src:
-        return False
-    if Region.MAP_VALUE not in operand.regions:
+def _is_shared(setting: Setting, operand: Operand | None) -> bool:
+    """Whether memory that other threads may write lies behind a register."""
+    if operand is None or _MAP_VALUE not in operand.regions:
         return False
     return operand.map is None or not (
         setting.map(operand.map).read_only or _per_thread(setting, operand)
@@ -99,13 +99,16 @@ class _Write:
         return kind is Kind.ATOMIC or (kind is Kind.CALL and not self.value)
 
 
+_CALL = Kind.CALL
 _WRITING = Kind.STORE_REG, Kind.STORE_IMM, Kind.ATOMIC, Kind.CALL
 
 
 def _writes(known: Known) -> Iterator[_Write]:
     for step in known.setting.structure.of_kind(*_WRITING):
         register, value = step.dst, 0
-        if step.kind is Kind.CALL and step.src == CallSrc.HELPER and step.imm in HELPERS:
+        if step.kind is _CALL:
+            if step.src != CallSrc.HELPER or step.imm not in HELPERS:
+                continue
             arguments = HELPERS[step.imm].args
             if Arg.VALUE in arguments and Arg.KEY in arguments:
                 register, value = arguments.index(Arg.MAP) + 1, arguments.index(Arg.VALUE) + 1
@@ -113,12 +116,10 @@ def _writes(known: Known) -> Iterator[_Write]:
                 register = arguments.index(Arg.ATOMIC_U64) + 1
             else:
                 continue
-        elif step.kind is Kind.CALL:
-            continue
         target = known.frames.operand(step.pc, register)
-        if target is None or _per_thread(known.setting, target):
+        if target is None or not target.regions & _MAPS:
             continue
-        if target.regions & _MAPS:
+        if not _per_thread(known.setting, target):
             yield _Write(step, register, target, value)
 
 

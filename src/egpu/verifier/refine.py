@@ -160,7 +160,7 @@ def ways(op: JmpOp, low: bool, a: Scalar, b: Scalar) -> tuple[_Way, _Way]:
     if not (a[1] or b[1]):
         holds = arith.compare(op, 32 if low else 64, a[0], b[0])
         return (None, (a, b)) if holds else ((a, b), None)
-    key = op, low, a[:10], b[:10]
+    key = op, low, a[:10] if a[10] else a, b[:10] if b[10] else b
     found = _ways.get(key)
     if found is None:
         pair = _compare(S64, INVERSE[op], low, a, b), _compare(S64, op, low, a, b)

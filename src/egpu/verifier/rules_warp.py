@@ -82,6 +82,13 @@ _RINGS = frozenset({"RINGBUF", *(kind.name for kind in EVENTS)})
 
 
 def _ring(setting: Setting, cost: Cost) -> Iterator[Refusal]:
+    rings = [
+        ring_bytes(spec.type, spec.max_entries, spec.value_size)
+        for spec in setting.program.maps
+        if traits(spec.type).storage is Storage.RING
+    ]
+    if not rings:
+        return
     copies = _COPIES[level_of(setting)]
     writers = {Arg.CONST_SIZE, Arg.READ}
     calls = [
@@ -89,12 +96,7 @@ def _ring(setting: Setting, cost: Cost) -> Iterator[Refusal]:
         for step, helper in helper_calls(setting)
         if writers & set(helper.args) and helper.map_types & _RINGS
     ]
-    rings = [
-        ring_bytes(spec.type, spec.max_entries, spec.value_size)
-        for spec in setting.program.maps
-        if traits(spec.type).storage is Storage.RING
-    ]
-    if calls and rings and cost.ring_bytes * copies > min(rings):
+    if calls and cost.ring_bytes * copies > min(rings):
         yield Refusal(
             "P10",
             f"one block of 1,024 threads writes up to {cost.ring_bytes * copies:,} bytes, "
@@ -114,7 +116,7 @@ def _atomics(setting: Setting, alive: Liveness, facts: Facts, cost: Cost) -> Ite
             (steps or calls)[0].pc,
             "sum in a register first and add once",
         )
-    if level_of(setting) is not Level.THREAD:
+    if not steps or level_of(setting) is not Level.THREAD:
         return
     for step in steps:
         if _aggregable(setting, alive, facts, step):

@@ -198,7 +198,7 @@ class ScalarDomain:
         """``a op b`` at full width; ``signed`` selects SDIV and SMOD."""
         if not (a[1] or b[1]) and self.full.bits == 64:
             return self.constant(arith.alu(op, 64, int(signed), a[0], b[0]))
-        key = op, signed, a[:10], b[:10]
+        key = op, signed, a[:10] if a[10] else a, b[:10] if b[10] else b
         found = self._results.get(key)
         if found is None:
             found = remember(self._results, key, self._alu(op, a, b, signed))
@@ -217,7 +217,7 @@ class ScalarDomain:
         """``a op b`` on the low halves, zero-extended."""
         if not (a[1] or b[1]) and self.full.bits == 64:
             return self.constant(arith.alu(op, 32, int(signed), a[0], b[0]))
-        key = op, signed, a[:10], b[:10], "low"
+        key = op, signed, a[:10] if a[10] else a, b[:10] if b[10] else b, "low"
         found = self._results.get(key)
         if found is None:
             operation = self.half.operations[op, signed]

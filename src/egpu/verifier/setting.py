@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 from egpu.bpf.context import Field, fields_of
@@ -37,9 +36,14 @@ class Limits:
     lost_updates: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)  # never changed; frozen ones take three times as long to make
 class Setting:
-    """A program and the question asked of it."""
+    """A program and the question asked of it.
+
+    ``strict``: whether the rules of probes hold, as opposed to those of the test executor.
+    ``attached``: whether r1 is a probe context, which has ``fields``; a program without attach
+    points gets a memory block.
+    """
 
     program: Program
     policy: Policy
@@ -48,24 +52,16 @@ class Setting:
     limits: Limits
     structure: Structure
     # What the LD_IMM64 at each pc gives, as far as they were walked.
-    constants: dict[int, Scalar | Pointer] = field(default_factory=dict, repr=False, compare=False)
+    constants: dict[int, Scalar | Pointer] = field(default_factory=dict, repr=False)
+    strict: bool = field(init=False)
+    attached: bool = field(init=False)
+    fields: tuple[Field, ...] = field(init=False)
 
-    @cached_property
-    def strict(self) -> bool:
-        """Whether the rules of probes hold, as opposed to those of the test executor."""
-        return self.policy is not Policy.EXECUTOR
-
-    @cached_property
-    def attached(self) -> bool:
-        """Whether r1 is a probe context; a program without attach points gets a memory block."""
-        return self.strict and any(
-            point.kind is not AttachKind.EXECUTOR for point in self.program.attach
-        )
-
-    @cached_property
-    def fields(self) -> tuple[Field, ...]:
-        """The fields of the program's context."""
-        return fields_of(self.program.attach)
+    def __post_init__(self) -> None:
+        points = self.program.attach
+        self.strict = self.policy is not Policy.EXECUTOR
+        self.attached = self.strict and any(p.kind is not AttachKind.EXECUTOR for p in points)
+        self.fields = fields_of(points)
 
     def map(self, index: int) -> MapSpec:
         maps = self.program.maps
@@ -91,7 +87,10 @@ def alignment(pointer: Pointer, more: int = 0) -> int:
         # Below the lowest unknown bit the sum is known.
         known = (unknown & -unknown) - 1 if unknown else -1
         bits = (bits + variable.value) & known | unknown
-    return min(8, bits & -bits) if bits else 8
+    return _ALIGNED[bits & 7]
+
+
+_ALIGNED = 8, 1, 2, 1, 4, 1, 2, 1  # by the low three bits of an address
 
 
 class Text(NamedTuple):

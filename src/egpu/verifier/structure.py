@@ -8,6 +8,8 @@ eight deep.
 from __future__ import annotations
 
 import bisect
+import operator
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -27,7 +29,7 @@ _ENDS = frozenset({_EXIT, _JUMP, _JUMP_ALWAYS})
 _STRAIGHT = frozenset(Kind) - _ENDS - {_CALL, _LOAD_IMM64}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # never changed; frozen ones take three times as long to make
 class Structure:
     """The decoded program.
 
@@ -51,7 +53,10 @@ class Structure:
         """The instructions of some kinds, in order; none are of arithmetic."""
         if len(kinds) == 1:
             return self.by_kind.get(kinds[0], [])
-        return sorted(step for kind in kinds for step in self.by_kind.get(kind, ()))
+        found = [steps for kind in kinds if (steps := self.by_kind.get(kind))]
+        if len(found) <= 1:
+            return found[0] if found else []
+        return sorted((step for steps in found for step in steps), key=_pc)
 
     def step(self, pc: int) -> Step:
         step = self.steps[pc]
@@ -114,7 +119,7 @@ class _Scan:
         self.function_of: list[int] = []
         self.callees: list[set[int]] = [set() for _ in functions]
         self.checkpoints: set[int] = set()
-        self.by_kind: dict[Kind, list[Step]] = {kind: [] for kind in Kind}
+        self.by_kind: defaultdict[Kind, list[Step]] = defaultdict(list)
         self.entered: list[tuple[int, int]] = []  # pc, and the function whose address it has
 
     def function(self, function: int) -> None:
@@ -173,6 +178,8 @@ class _Scan:
         self.entered.append((step.pc, target))
 
 
+_pc = operator.attrgetter("pc")
+
 _REBUILD = "compile the object again"
 
 
@@ -220,6 +227,8 @@ def _check_target(steps: tuple[Step | None, ...], step: Step, start: int, end: i
 
 def _order(functions: tuple[tuple[int, int], ...], callees: list[set[int]]) -> tuple[int, ...]:
     """Functions with callees first. Refuses recursion and chains of more than eight frames."""
+    if not any(callees):
+        return tuple(range(len(functions)))
     depth: dict[int, int] = {}
     order: list[int] = []
     for root in range(len(functions)):

@@ -15,7 +15,6 @@ lanes are there.  The same pass answers for all threads of a launch (``Scope.LAU
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from types import MappingProxyType
@@ -35,6 +34,8 @@ from egpu.verifier.verified import Region, Uniformity
 class Scope(enum.Enum):
     """Among whom values are compared."""
 
+    __hash__ = object.__hash__  # members are single; Enum's own is written in Python and slow
+
     WARP = "the lanes of a warp"
     LAUNCH = "the threads of a launch"
 
@@ -43,8 +44,8 @@ _RESULT = 1  # r0
 _ARGUMENTS = 0b111110
 # Where equal keys give equal pointers: to every thread, or to those of one SM (a warp is on one).
 _SAME_POINTER = {
-    Scope.WARP: frozenset({Storage.ARRAY, Storage.PER_SM_ARRAY}),
-    Scope.LAUNCH: frozenset({Storage.ARRAY}),
+    Scope.WARP: (Storage.ARRAY, Storage.PER_SM_ARRAY),
+    Scope.LAUNCH: (Storage.ARRAY,),
 }
 
 
@@ -58,15 +59,18 @@ def analyse(
     runs for its warp: control then varies from the start.
     """
     rows = Rows(setting, graph, frames)
+    found: list[Uniformity] = []
 
-    @functools.cache
     def launch() -> Uniformity:
-        return _Flow(rows, Scope.LAUNCH, together).run()
+        if not found:
+            found.append(_Flow(rows, Scope.LAUNCH, together).run())
+        return found[0]
 
     return _Flow(rows, Scope.WARP, together).run(), launch
 
 
 _LOADS = frozenset({Kind.LOAD, Kind.LOAD_SIGNED})
+_KEY, _STACK = Arg.KEY, Region.STACK
 _ALU, _CALL, _EXIT = Kind.ALU, Kind.CALL, Kind.EXIT
 _CANCELLING = frozenset({AluOp.XOR, AluOp.SUB})
 
@@ -280,6 +284,8 @@ class _Flow:
         """The stack after a store of a value that does or does not vary."""
         if place is None:
             return stack
+        if place.exact:
+            return stack | place.bytes if varies else stack & ~place.bytes
         own = self.setting.structure.function_of[step.pc]
         block = self.graph.blocks[self.graph.block_of[step.pc]]
         for function in place.functions - {own}:
@@ -289,18 +295,17 @@ class _Flow:
                 self._everything()
         if own not in place.functions:
             return stack
-        if varies:
-            return stack | place.bytes
-        return stack & ~place.bytes if place.exact else stack
+        return stack | place.bytes if varies else stack
 
     def _loaded(self, step: Step, registers: int, stack: int) -> bool:
         operand = self.frames.operand(step.pc, step.src)
         if operand is None:
             return True
-        return any(
-            self._memory_varies(step, step.src, region, step.width // 8, (registers, stack))
-            for region in operand.regions
-        )
+        size, state = step.width // 8, (registers, stack)
+        for region in operand.regions:
+            if self._memory_varies(step, step.src, region, size, state):
+                return True
+        return False
 
     def _memory_varies(
         self, step: Step, register: int, region: Region, size: int | None, state: tuple[int, int]
@@ -308,13 +313,13 @@ class _Flow:
         """Whether what lies behind a pointer varies, where it points into ``region``."""
         operand = self.frames.operands[step.pc, register]
         address = bool(state[0] >> register & 1)
+        if region is _STACK:  # as it is most often
+            place = self.frames.place(step, register, size)
+            return address or place is None or bool(self._seen(step, place, state[1]))
         match region:
             case Region.CONTEXT:
                 found = field_of(self.setting, step, operand, size)
                 return found is None or not self._same(found)
-            case Region.STACK:
-                place = self.frames.place(step, register, size)
-                return address or place is None or bool(self._seen(step, place, state[1]))
             case Region.MAP_VALUE if operand.map is not None:
                 return address or not self.setting.map(operand.map).read_only
             case Region.NULL:
@@ -325,6 +330,8 @@ class _Flow:
     def _seen(self, step: Step, place: Place, stack: int) -> int:
         """Which bytes of a place vary."""
         own = self.setting.structure.function_of[step.pc]
+        if place.exact:
+            return place.bytes & (stack | self.below.get(own, 0))
         found = 0
         for function in place.functions:
             here = stack if function == own else self.ever[function]
@@ -361,13 +368,12 @@ class _Flow:
             return False
         for position, kind in enumerate(helper.args):
             operand = self.frames.operand(step.pc, position + 1)
-            if kind is not Arg.KEY or operand is None:
+            if kind is not _KEY or operand is None:
                 continue
-            if any(
-                self._memory_varies(step, position + 1, region, spec.key_size, (registers, stack))
-                for region in operand.regions
-            ):
-                return False
+            for region in operand.regions:
+                where = step, position + 1, region, spec.key_size
+                if self._memory_varies(*where, (registers, stack)):
+                    return False
         return True
 
 

@@ -48,15 +48,15 @@ class Rows:
         self._written: dict[int, tuple[int, int]] = {}  # by block, as asked for
         by_kind = setting.structure.by_kind
         for kind in _LOADS:
-            for step in by_kind[kind]:
+            for step in by_kind.get(kind, ()):
                 self._load(step)
         for kind in _STORES:
-            for step in by_kind[kind]:
+            for step in by_kind.get(kind, ()):
                 if self._reaches_stack(step):
                     self.rows[step.pc] = _new(Row, (_NEVER, step))
                 elif step.writes:  # what an atomic gives always varies
                     self._varies(step)
-        for step in by_kind[_CALL]:
+        for step in by_kind.get(_CALL, ()):
             self.rows[step.pc] = _new(Row, (_NEVER, step))
 
     def _varies(self, step: Step) -> None:

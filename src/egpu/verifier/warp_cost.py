@@ -8,9 +8,7 @@ at other times in each lane, so there every lane counts.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from egpu.verifier.cost import COST_FIELDS, Spent, meter_of, times
+from egpu.verifier.cost import COST_FIELDS, RING_BYTES, Spent, instructions, meter_of, times
 from egpu.verifier.counters import Counting
 from egpu.verifier.verified import Cost, Uniformity
 
@@ -20,15 +18,15 @@ _LANES = 32
 def warp_cost(counting: Counting, uniformity: Uniformity, spent: Spent) -> Cost:
     """The worst case of a warp; ``spent`` is that of a thread, with its meters."""
     thread = spent & COST_FIELDS
-    most = Spent(times(thread, _LANES)).public()
+    most = Spent(times(thread, _LANES))
     if not counting.reducible:
-        return most
+        return most.public()
     total = thread
     for meter, once in counting.spent(uniformity.control).items():
         number = meter_of(spent, meter.number)
         apart = meter.nested and uniformity.control_varies(meter.pc)
         total += times(once, number * (_LANES if apart else 1))
-    together = Spent(total).public()
-    if together.instructions > most.instructions:
-        return most
-    return replace(together, ring_bytes=most.ring_bytes)  # every lane writes its own records
+    if instructions(total) > instructions(most):
+        return most.public()
+    # Every lane writes its own records.
+    return Spent(total & ~RING_BYTES | most & RING_BYTES).public()
