@@ -3,6 +3,7 @@
 from egpu.codegen.device_code import DeviceCode, Launch, Relocation, RelocKind, Target
 from egpu.codegen.executor import OPERATE_KERNEL, compile_executor_ptx, compile_operate_ptx
 from egpu.codegen.host import HostArenas, HostProgram, run_host
+from egpu.codegen.primitives import Together
 from egpu.codegen.probe import compile_probe
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "RelocKind",
     "Relocation",
     "Target",
+    "Together",
     "compile_executor_ptx",
     "compile_operate_ptx",
     "compile_probe",

@@ -40,8 +40,12 @@ def compile_probe(
     point: AttachPoint,
     target: Target = Target.PTX,
     launch: Launch = Launch.DIRECT,
+    together: Together = Together.WARP,
 ) -> DeviceCode:
     """The probe ``vp`` for ``point``, one of its attach points, in kernels launched as ``launch``.
+
+    ``together``: how many of the lanes that run it work together in a helper; where the level
+    leaves one lane, one does.
 
     Raises TypeError for anything that the verifier did not make, InputError for a program that
     cannot be attached (there), UnsupportedError for what ``target`` cannot do.
@@ -53,8 +57,9 @@ def compile_probe(
         "define ptx_kernel void @egpu_probe() #0 {\n"
         f"{lowered.start(_CONTEXT, '0')}\n  ret void\n}}\n" + KERNEL_ATTRIBUTES
     )
-    together = Together.WARP if point.level is Level.THREAD else Together.ONE
-    digest = _digest(vp, point, target, launch)
+    if point.level is not Level.THREAD:
+        together = Together.ONE
+    digest = _digest(vp, point, target, (launch, together))
     tag = f"e{digest[:8]}"
     ends = bool(vp.facts.helpers & _ENDING)
     made = emit_ptx(lowered.module(start, together=together))
@@ -136,7 +141,9 @@ def _check(vp: VerifiedProgram, point: AttachPoint, target: Target) -> None:
         )
 
 
-def _digest(vp: VerifiedProgram, point: AttachPoint, target: Target, launch: Launch) -> str:
+def _digest(
+    vp: VerifiedProgram, point: AttachPoint, target: Target, manner: tuple[Launch, Together]
+) -> str:
     """Names everything that the text depends on."""
     program, budget = vp.program, vp.facts.budget
     try:
@@ -150,7 +157,7 @@ def _digest(vp: VerifiedProgram, point: AttachPoint, target: Target, launch: Lau
     where = (point.kind, point.level, point.detail)
     # Chosen by a limit that is no part of the program.
     turns = budget and (budget.turns, sorted(budget.loops), sorted(budget.calls))
-    parts = (release, _REVISION, target, launch, where, program.code, program.cookie, maps, turns)
+    parts = (release, _REVISION, target, manner, where, program.code, program.cookie, maps, turns)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -229,7 +236,8 @@ def _prologue(
         ]
     match level:
         case Level.THREAD:
-            pass
+            if any(CHOSEN in line for line in body.statements):  # each lane works for itself
+                lines.append(f"mov.b32 {word}2, 0;")
         case Level.WARP:  # the first of the lanes that are here together
             lines += [
                 f"mov.u32 {word}2, %lanemask_lt;",

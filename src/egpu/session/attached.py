@@ -10,7 +10,7 @@ from typing import TypeAlias
 from egpu.bpf.demangle import demangle
 from egpu.bpf.program import AttachKind, AttachPoint
 from egpu.bpf.sections import matches
-from egpu.codegen import DeviceCode, Launch, compile_probe
+from egpu.codegen import DeviceCode, Launch, Together, compile_probe
 from egpu.verifier import VerifiedProgram
 
 _Key: TypeAlias = tuple[int, str, str, str]  # program, and what of a point says which sites
@@ -36,7 +36,7 @@ class ProbeSet:
         )
         self._only = only
         self._disabled: set[int] = set()
-        self._compiled: dict[tuple[_Key, Launch], DeviceCode] = {}
+        self._compiled: dict[tuple[_Key, Launch, Together], DeviceCode] = {}
         self._fingerprints: dict[tuple[int, AttachPoint], str] = {}
 
     @property
@@ -86,12 +86,16 @@ class ProbeSet:
             self._fingerprints[key] = found
         return found
 
-    def compiled(self, attachment: Attachment, launch: Launch) -> DeviceCode:
+    def compiled(
+        self, attachment: Attachment, launch: Launch, together: Together = Together.WARP
+    ) -> DeviceCode:
         """The device code of ``attachment``, compiled at the first call."""
-        key = _key(attachment), launch
+        key = _key(attachment), launch, together
         code = self._compiled.get(key)
         if code is None:
-            code = compile_probe(attachment.program, point=attachment.point, launch=launch)
+            code = compile_probe(
+                attachment.program, point=attachment.point, launch=launch, together=together
+            )
             self._compiled[key] = code
         return code
 

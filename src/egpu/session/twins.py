@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from egpu.agent.twin import DeviceInfo, KernelSeen, Refused, Twin, Unmatched
 from egpu.bpf.program import AttachKind
-from egpu.codegen import DeviceCode, Launch
+from egpu.codegen import DeviceCode, Launch, Together
 from egpu.errors import EgpuError, InternalError, UnsupportedError
 from egpu.image import Image, fitting_cubins
 from egpu.maps.layout import ArenaLayout
@@ -162,15 +162,19 @@ class TwinBuilder:
         layout: ArenaLayout,
         launch: Launch,
     ) -> BuiltTwin:
-        codes = [self._probes.compiled(item, launch) for item in attachments]
-        if self._way(image, seen, attachments) is Way.PTX:
+        def in_text() -> BuiltTwin:
+            codes = [self._probes.compiled(item, launch) for item in attachments]
             return self._splice_text(image, seen, codes, layout)
+
+        if self._way(image, seen, attachments) is Way.PTX:
+            return in_text()
         try:
             refuse_in_machine_code(item.program for item in attachments)
+            codes = [self._probes.compiled(item, launch, _lanes(item)) for item in attachments]
             return self._splice_machine_code(image, seen, codes, layout)
         except UnsupportedError as refused:
             try:
-                return self._splice_text(image, seen, codes, layout)
+                return in_text()
             except UnsupportedError:
                 raise refused from None
 
@@ -231,3 +235,9 @@ class TwinBuilder:
             uncovered=spliced.uncovered,
             way=Way.MACHINE_CODE,
         )
+
+
+def _lanes(attachment: Attachment) -> Together:
+    """Lanes that leave work for themselves in machine code (``splice.sass_rules``: NO_MEETING)."""
+    leaving = attachment.point.kind is AttachKind.EXIT
+    return Together.ONE if leaving else Together.WARP

@@ -9,13 +9,14 @@ from egpu.bpf.program import AttachKind
 from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin_kernel import Kernel
 from egpu.splice.sass_carried import carried, localised
+from egpu.splice.sass_encoding import COLLECTIVES, OPCODE
 from egpu.splice.sass_probe import (
     ProbeBlocks,
     ProbeSetting,
     assemble_probes,
 )
 from egpu.splice.sass_ptx import Apart, Manner
-from egpu.splice.sass_rules import Rule
+from egpu.splice.sass_rules import Rule, without_meetings
 from egpu.splice.sass_uniform import Usage, free_numbers
 
 
@@ -48,7 +49,7 @@ def assembled(
         if apart is not manner.apart:
             blocks = assemble_probes(kernel, setting, replace(manner, apart=apart))
         for each in (blocks, _localised(blocks, setting)):
-            found = _objection(each, setting, around)
+            found = _objection(each, setting, around, rules)
             if found is None:
                 return each
             reason = reason or found
@@ -56,19 +57,23 @@ def assembled(
 
 
 def _objection(
-    blocks: ProbeBlocks, setting: ProbeSetting, around: Usage
+    blocks: ProbeBlocks, setting: ProbeSetting, around: Usage, rules: frozenset[Rule]
 ) -> UnsupportedError | None:
     """Why the exit probes cannot go into the kernel like this."""
     if blocks.exit is None:
         return None
-    if carried(blocks.exit.words, setting.arch):
-        leaving = [each for each in setting.probes if each.kind is AttachKind.EXIT]
+    words = blocks.exit.words
+    leaving = [each.program for each in setting.probes if each.kind is AttachKind.EXIT]
+    if Rule.NO_MEETING in rules and any(OPCODE.of(word) in COLLECTIVES for word in words):
         return UnsupportedError(
-            f"exit probes ({', '.join(each.program for each in leaving)}) with uniform values "
-            "that live across branches"
+            f"exit probes ({', '.join(leaving)}) in which lanes of a warp work together"
+        )
+    if carried(words, setting.arch):
+        return UnsupportedError(
+            f"exit probes ({', '.join(leaving)}) with uniform values that live across branches"
         )
     try:
-        free_numbers(blocks.exit.words, around)
+        free_numbers(without_meetings(words, rules), around)
     except UnsupportedError as error:
         return error
     return None

@@ -23,13 +23,12 @@ from egpu.splice.sass_encoding import (
     RETURNS,
     SECOND_GUARD,
     SIZE,
-    WARPSYNC,
-    WARPSYNC_ALL,
+    WARPSYNCS,
     distance_of,
 )
 
-_NAMES_A_PLACE = frozenset({BRA, BSSY, CALL, *RETURNS})
-_NAMES_NONE = frozenset({BREAK, WARPSYNC, WARPSYNC_ALL})
+# A WARPSYNC that is a COLLECTIVE has one, others have the next instruction there.
+_NAMES_A_PLACE = frozenset({BRA, BSSY, CALL, *RETURNS, *WARPSYNCS})
 
 
 def check_probe(words: Sequence[int], arch: int) -> None:
@@ -37,7 +36,7 @@ def check_probe(words: Sequence[int], arch: int) -> None:
     which lanes meet elsewhere than a barrier says."""
     for index, word in enumerate(words):
         opcode = OPCODE.of(word)
-        if opcode not in RELATIVE or opcode in _NAMES_NONE:
+        if opcode not in RELATIVE or opcode == BREAK:
             continue
         place = _place(index, word, arch)
         if opcode not in _NAMES_A_PLACE or not 0 <= place < len(words):
@@ -87,7 +86,7 @@ def _next(index: int, word: int, arch: int) -> list[int]:
     opcode = OPCODE.of(word)
     whole = GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT
     found = [] if whole and opcode in (BRA, EXIT, *RETURNS) else [index + 1]
-    if opcode in (BRA, BSSY, CALL):
+    if opcode in (BRA, BSSY, CALL, *WARPSYNCS):
         found.append(_place(index, word, arch))
     return found
 

@@ -75,7 +75,8 @@ ULDC_INDEXED                    = 0xABB
 BRA_UNIFORM, BRXU, TRAP         = 0x547, 0x958, 0x95C
 R2UR_BEFORE_90, R2UR, UMOV, S2UR = 0x3C2, 0x2CA, 0xC82, 0x9C3
 VOTEU, REDUX, BRX, RET          = 0x886, 0x3C4, 0x949, 0x950
-CALL, WARPSYNC, WARPSYNC_ALL    = 0x944, 0x348, 0x948
+CALL                            = 0x944
+WARPSYNCS                       = (0x348, 0x948, 0xB48)
 SR_CLOCK, SR_GLOBALTIMER        = 0x50, 0x52
 
 # Words with everything but operands: low and high half as the assembler writes them.
@@ -94,11 +95,14 @@ _WORDS = {
 RELATIVE = frozenset({
     BRA, BSSY, BREAK, BRX, RET, BRA_UNIFORM, BRXU,
     0x343, 0x344, 0x943, CALL,   # CALL
-    WARPSYNC, WARPSYNC_ALL,      # (with a target)
+    *WARPSYNCS,                  # (with a target)
     0x34E, 0x94E,                # LEPC
     0x349, 0x34A, 0x94A, 0x350,  # BRX, JMP, RET with other operands
 })
 RETURNS = frozenset({RET, 0x350})
+MEETINGS = frozenset({BSSY, BSYNC, BREAK})  # what keeps convergence barriers
+# What several lanes do together, with a mask that says which.
+COLLECTIVES = frozenset({*WARPSYNCS, 0x3A1})  # 0x3A1: MATCH
 # Stores, reductions and atomics, by base opcode: they read their sources after they were issued.
 LATE_READERS = frozenset({
     0x185, 0x186, 0x187, 0x188,                # ST, STG, STL, STS

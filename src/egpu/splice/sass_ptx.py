@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from egpu.bpf.program import AttachKind, Level
 from egpu.codegen.device_code import DeviceCode, RelocKind, only_per_sm
+from egpu.errors import UnsupportedError
 from egpu.image.ptx import parse
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
 from egpu.splice.ptx_names import AddedNames, added_names
@@ -165,25 +166,35 @@ def _differing(match: re.Match[str]) -> str:
 
 
 def _leaving(probes: Sequence[DeviceCode], bodies: Sequence[str], apart: Apart) -> str:
-    """The text of exit probes.  Threads that end need not wait for each other; and where one lane
-    does all the work, the others end before any of it."""
+    """The text of exit probes, in which no lane waits for another.
+
+    Where one lane does all the work, the others end before any of it.  Otherwise those that a
+    program does not run for go on to the next, and all know who left together with them.
+    """
     masks = str if apart is Apart.NOTHING else _vector_mask
-    bodies = [*bodies[:-1], _LAST_SYNC.sub("", bodies[-1])]
-    if len(probes) > 1 and all(each.level is Level.WARP for each in probes):
-        bodies = [
-            _LAST_SYNC.sub("", _ACTIVE_MASK.sub(r"mov.b32 \1, %egpu_group;", body, count=1))
-            for body in bodies
-        ]
-        return masks(_ONE_LANE) + "".join(f"{{\n{body}\n}}\n" for body in bodies)
-    return "".join(f"{{\n{masks(body)}\n}}\n" for body in bodies)
+    bodies = [_LAST_SYNC.sub("", body) for body in bodies]
+    for probe, body in zip(probes, bodies, strict=True):
+        if _TOGETHER.search(body):
+            raise UnsupportedError(
+                f"an exit probe ({probe.program}) in which lanes of a warp work together"
+            )
+    if len(probes) == 1:
+        return f"{{\n{masks(bodies[0])}\n}}\n"
+    alone = all(each.level is not Level.THREAD for each in probes)
+    group = masks(_GROUP + (_ONE_LANE if alone else ""))
+    same = [_ACTIVE_MASK.sub(r"mov.b32 \1, %egpu_group;", body, count=1) for body in bodies]
+    return group + "".join(f"{{\n{body}\n}}\n" for body in same)
 
 
 _LAST_SYNC = re.compile(r"bar\.warp\.sync\s+[%$\w]+\s*;\s*\Z")
+_TOGETHER = re.compile(r"\b(?:bar\.warp|match\.\w+|shfl|vote|redux)\.sync\b")
 _ACTIVE_MASK = re.compile(r"activemask\.b32\s+([%$\w]+)\s*;")
-# The lowest lane stays, as a probe at the warp level chooses it, too.
-_ONE_LANE = """.reg .b32 %egpu_group, %egpu_below;
-.reg .pred %egpu_others;
+_GROUP = """.reg .b32 %egpu_group;
 activemask.b32 %egpu_group;
+"""
+# The lowest lane stays, as a probe at the warp level chooses it, too.
+_ONE_LANE = """.reg .b32 %egpu_below;
+.reg .pred %egpu_others;
 mov.u32 %egpu_below, %lanemask_lt;
 and.b32 %egpu_below, %egpu_below, %egpu_group;
 setp.ne.b32 %egpu_others, %egpu_below, 0;

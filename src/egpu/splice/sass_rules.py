@@ -17,6 +17,7 @@ from egpu.splice.sass_encoding import (
     BASE,
     GUARD,
     LATE_READERS,
+    MEETINGS,
     NO_SCOREBOARD,
     NOP,
     OPCODE,
@@ -63,6 +64,12 @@ class Rule(enum.Enum):
     NO_CARRIED_UNIFORMS = (
         "several groups of a warp's lanes can be inside the exit probe: no uniform value of one "
         "group lives across a branch"
+    )
+    NO_MEETING = (
+        "a convergence barrier has one set of lanes for the whole warp, and groups of leaving "
+        "lanes that are in the probe at once spoil it for each other: they are merged and run on "
+        "with one lane's mask, in which others wait for ever or are an illegal instruction; so in "
+        "an exit probe no lanes meet, and none work together"
     )
     NO_YIELD = (
         "a warp that yields inside the exit probe runs lanes that may come there, too: YIELD is "
@@ -117,6 +124,16 @@ def jump_for_exit(word: int, arch: int, distance: int, rules: frozenset[Rule]) -
 def register_count(highest: int, rules: frozenset[Rule]) -> int:
     """The register count for code whose highest register is ``highest``."""
     return highest + (3 if Rule.REGISTER_MARGIN in rules else 1)
+
+
+def without_meetings(words: Sequence[int], rules: frozenset[Rule]) -> tuple[int, ...]:
+    """Code with NOPs in the place of convergence barriers, whose lanes go on by themselves."""
+    if Rule.NO_MEETING not in rules:
+        return tuple(words)
+    return tuple(
+        instruction(NOP, wait=WAIT.of(word)) if OPCODE.of(word) in MEETINGS else word
+        for word in words
+    )
 
 
 def without_yields(words: Sequence[int], rules: frozenset[Rule]) -> list[int]:

@@ -45,6 +45,7 @@ from egpu.splice.sass_rules import (
     register_count,
     tracked,
     with_late_reads,
+    without_meetings,
     without_yields,
 )
 from egpu.splice.sass_uniform import Usage, free_numbers, renamed
@@ -129,7 +130,7 @@ class Splice:
 
     def _leaving(self, block: ProbeBlock) -> list[int]:
         """The exit probes as they are in this kernel."""
-        probe = without_yields(block.words, self._rules)
+        probe = without_yields(without_meetings(block.words, self._rules), self._rules)
         if Rule.OWN_UNIFORMS in self._rules:
             code_of_probe = tuple(probe)
             probe = list(renamed(code_of_probe, free_numbers(code_of_probe, self._around)))

@@ -10,7 +10,7 @@ from codegen_programs import COUNT, OUTPUT, PER_SM, RING, entry, leave, probe
 from egpu.bpf.context import FIELDS
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import Level, MapSpec
-from egpu.codegen import Launch, compile_probe
+from egpu.codegen import Launch, Together, compile_probe
 from egpu.image.ptx import parse
 from egpu.maps.layout import (
     LAUNCH_BLOCK,
@@ -83,10 +83,12 @@ class Run:
         enabled=1,
         additive=(),
         thread_slots=1024,
+        together=Together.WARP,
     ):
         maps = verified.program.maps
         self.layout = plan(maps, SLOTS, additive=additive, thread_slots=thread_slots)
-        code = compile_probe(verified, point=point, launch=launch)
+        code = compile_probe(verified, point=point, launch=launch, together=together)
+        self.text = code.text
         image = splice_ptx(parse(KERNEL), "work", [code], self.layout)
         self.memory = DeviceMemory()
         self.device = self.memory.allocate(self.layout.device_size)
@@ -230,6 +232,24 @@ def test_reserve_by_many_lanes():
     assert {record[8:] for record in records} == {(99).to_bytes(8, "little")}
     assert run.reader.counts.discarded == 21 * 8
     assert run.control("produced") == 21 * 32
+
+
+@pytest.mark.parametrize("text", [SIZES, RESERVED, OUTPUT.format(size=24)])
+def test_lanes_that_work_for_themselves_write_the_same_records(text):
+    spec = MapSpec("events", MapType.RINGBUF, 0, 0, 1 << 17)
+    made = []
+    for together in Together:
+        run = Run(probe(text, spec, points=(leave(),)), leave(), together=together)
+        made.append((Counter(run.records(spec)), run.control("produced"), run.control("dropped")))
+        lines = [line for line in run.text.splitlines() if ".sync" in line]
+        assert bool(lines[:-1]) == (together is Together.WARP)  # the last one: all meet at the end
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("together", list(Together))
+def test_lanes_that_work_for_themselves_count_alike(together):
+    run = Run(probe(COUNT, PER_SM, points=(leave(),)), leave(), together=together, additive={0})
+    assert sum(run.values(2)) == 7 * 96 * 3
 
 
 def test_a_full_ring_drops_whole_groups_and_counts_lanes():

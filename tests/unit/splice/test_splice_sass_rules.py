@@ -23,6 +23,9 @@ from egpu.splice.sass_choice import assembled
 from egpu.splice.sass_encoding import (
     ALL_SCOREBOARDS,
     BRA,
+    BREAK,
+    BSSY,
+    BSYNC,
     CS2R,
     DESTINATION,
     GUARD,
@@ -320,6 +323,44 @@ def test_no_yield():
         return [word for word in spliced.exit_block if OPCODE.of(word) == YIELD_OP]
 
     with_and_without(Rule.NO_YIELD, yields, "plain", "vector_add", (swapping(),))
+
+
+# Lanes part in a loop, each for as long as it likes, and go on together.
+PARTING = """
+.reg .pred %p<3>; .reg .b32 %r<5>; .reg .b64 %rd<4>;
+mov.b64 %rd1, __egpu_launch_0;
+mov.u32 %r1, %laneid;
+$again:
+ld.relaxed.gpu.global.b32 %r2, [%rd1+8];
+add.s32 %r1, %r1, %r2;
+setp.lt.s32 %p1, %r1, 99;
+@%p1 bra $again;
+ld.relaxed.gpu.global.b32 %r3, [%rd1+16];
+add.s32 %r3, %r3, %r1;
+st.global.b32 [%rd1+24], %r3;
+"""
+
+
+def parting(level=Level.THREAD):
+    return code(PARTING, Relocation(RelocKind.LAUNCH, 0), kind=EXIT, level=level)
+
+
+@pytest.mark.parametrize("probes", [(parting(),), (parting(), parting())])
+def test_no_meeting(probes):
+    def barriers(spliced):
+        return [word for word in spliced.exit_block if OPCODE.of(word) in (BSSY, BSYNC, BREAK)]
+
+    with_and_without(Rule.NO_MEETING, barriers, "plain", "vector_add", probes)
+
+
+def test_lanes_do_not_work_together_in_an_exit_probe():
+    lines = "activemask.b32 %r1; shfl.sync.idx.b32 %r2, %r1, 0, 31, %r1;"
+    text = f".reg .b32 %r<3>; .reg .b64 %rd1; mov.b64 %rd1, __egpu_launch_0; {lines}"
+    shuffling = code(
+        f"{text} st.global.b32 [%rd1], %r2;", Relocation(RelocKind.LAUNCH, 0), kind=EXIT
+    )
+    with pytest.raises(UnsupportedError, match="lanes of a warp work together"):
+        splice_sass(cubin("plain", "90"), "vector_add", (shuffling,), LAYOUT, assemble)
 
 
 def test_every_rule_is_tested():
