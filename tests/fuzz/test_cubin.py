@@ -9,7 +9,7 @@ from egpu.errors import EgpuError
 from egpu.image.cubin import open_cubin
 from egpu.image.cubin_alone import alone
 from egpu.image.cubin_contents import contents_of
-from egpu.image.cubin_edit import put_together
+from egpu.image.cubin_edit import put_together, read_symbols
 from egpu.image.cubin_kernel import open_kernel
 from egpu.splice.sass_code import Code
 from egpu.splice.sass_functions import called_registers
@@ -40,7 +40,7 @@ def everything_before_probes(data):
     code = Code.of(parts.parts[kernel.text].data)
     check_kernel(parts, kernel, code, contents.parts.cubin.arch, ())
     code_around(parts, kernel, code)
-    share_globals(parts, kernel)
+    share_globals(parts, kernel, read_symbols(parts))
     called_registers(parts)
     lowest_register_limit(code)
     put_together(parts)

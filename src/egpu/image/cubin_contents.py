@@ -29,14 +29,15 @@ class Contents:
     """A cubin's parts and symbols.
 
     ``kernels``: the symbol of each kernel by name.  ``about``: sections that describe a section of
-    code (attributes, constants, shared memory), by its index.  ``relocations``: relocation sections
-    by the index of the section that they change.
+    code (attributes, constants, shared memory), by its index; ``describing``: all of these.
+    ``relocations``: relocation sections by the index of the section that they change.
     """
 
     parts: CubinParts
     symbols: tuple[Symbol, ...]
     kernels: Mapping[str, Symbol]
     about: Mapping[int, tuple[int, ...]]
+    describing: frozenset[int]
     relocations: Mapping[int, tuple[int, ...]]
 
 
@@ -56,6 +57,7 @@ def contents_of(cubin: Cubin) -> Contents:
         symbols=symbols,
         kernels={each.name: each for each in symbols if each.is_kernel},
         about={at: tuple(found) for at, found in about.items()},
+        describing=frozenset(at for found in about.values() for at in found),
         relocations={at: tuple(found) for at, found in relocations.items()},
     )
 

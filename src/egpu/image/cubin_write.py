@@ -48,7 +48,6 @@ class Writer:
         self._contents = contents
         self._parts = contents.parts.parts
         self._kept = sorted(kept)
-        self._about = {at for found in contents.about.values() for at in found}
         self._symbols = self._kept_symbols(kept)
         self._numbers = _Numbers(
             {at: number for number, at in enumerate(self._kept)},
@@ -137,7 +136,7 @@ class Writer:
             info = part.info & ~_SYMBOL_OF_CODE | symbols.get(was, 0)
         elif at == symbol_table(self._contents.parts):
             info = locals_
-        elif at in self._about:
+        elif at in self._contents.describing:
             info = self._section(part.info)
         if part.name == ROWS:
             data = self._rows()

@@ -16,7 +16,7 @@ from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin import open_cubin
 from egpu.image.cubin_alone import alone
 from egpu.image.cubin_contents import Contents, contents_of
-from egpu.image.cubin_edit import put_together
+from egpu.image.cubin_edit import put_together, read_symbols
 from egpu.image.cubin_kernel import Change, change_kernel, open_kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
 from egpu.splice.sass_choice import assembled
@@ -108,7 +108,7 @@ def splice_sass(
     changed = change_kernel(parts, target, change)
     if blocks.exit:
         changed = with_functions(changed, work.function)
-    changed, shared = share_globals(changed, target)
+    changed, shared = share_globals(changed, target, read_symbols(parts))
     return InstrumentedCubin(
         kernel=kernel,
         image=put_together(changed),

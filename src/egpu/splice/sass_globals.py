@@ -17,7 +17,6 @@ from egpu.image.cubin_edit import (
     Relocation,
     Symbol,
     file_offsets,
-    read_symbols,
     relocations_of,
     write_relocations,
 )
@@ -63,9 +62,13 @@ class _Shared:
     addend: int
 
 
-def share_globals(parts: CubinParts, kernel: Kernel) -> tuple[CubinParts, tuple[_Shared, ...]]:
-    """The cubin without the relocations of variables that are shared, and what to fill in."""
-    symbols = read_symbols(parts)
+def share_globals(
+    parts: CubinParts, kernel: Kernel, symbols: tuple[Symbol, ...]
+) -> tuple[CubinParts, tuple[_Shared, ...]]:
+    """The cubin without the relocations of variables that are shared, and what to fill in.
+
+    ``symbols`` as they were before the kernel was changed, which moves none.
+    """
     _check(parts, kernel, symbols)
     bank = parts.find(_ADDRESSES)
     if bank is None:
