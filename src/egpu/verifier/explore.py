@@ -8,7 +8,7 @@ itself (an equal one would repeat for ever).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from egpu.bpf import isa
 from egpu.bpf.helpers import calls_back
@@ -43,8 +43,7 @@ _SHORTER = "make loops shorter, or limit what bounds them, as in if (n > 100) n 
 Observer = Callable[[int, State], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Explored:
+class Explored(NamedTuple):
     """The worst cost and how many instructions were walked; the cost is that of a run that takes
     no token of ``budgets``."""
 

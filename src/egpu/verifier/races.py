@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from egpu.bpf.helpers import HELPERS, Arg
 from egpu.bpf.isa import STACK_SIZE, AluOp, CallSrc, Kind
@@ -82,8 +83,7 @@ def _per_thread(setting: Setting, operand: Operand) -> bool:
     return operand.map is not None and traits(setting.map(operand.map).type).per_thread
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
+class _Write(NamedTuple):
     """An instruction that writes map memory behind ``register``; ``value`` is the argument that
     points to what a helper writes, 0 for instructions and atomics."""
 
