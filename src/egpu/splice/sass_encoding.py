@@ -187,9 +187,11 @@ _DISTANCE_LOW = Field(16, 8)
 _DISTANCE_HIGH = Field(34, 48)
 
 
-def copy_register(destination: int, source: int, *, guard: int = PT, wait: int = 0) -> int:
-    """A MOV; its result is there for the next instruction."""
-    word = instruction(MOV, guard=guard, stall=_ALU_LATENCY, wait=wait)
+def copy_register(
+    destination: int, source: int, *, guard: int = PT, wait: int = 0, stall: int = 0
+) -> int:
+    """A MOV that takes ``stall`` cycles, and as many that its result is there for the next one."""
+    word = instruction(MOV, guard=guard, stall=max(stall, _ALU_LATENCY), wait=wait)
     return SOURCE_B.set(DESTINATION.set(word, destination), source)
 
 

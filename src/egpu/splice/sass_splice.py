@@ -23,6 +23,7 @@ from egpu.splice.sass_encoding import (
     SIZE,
     SR_CLOCK,
     SR_GLOBALTIMER,
+    STALL,
     WAIT,
     branch,
     bytes_of,
@@ -51,6 +52,7 @@ from egpu.splice.sass_rules import (
 from egpu.splice.sass_uniform import Usage, free_numbers, renamed
 
 _CODE_ALIGNMENT = 128
+_CACHE_LINE = 128 // SIZE  # instructions
 _REGISTER_LIMIT = 255
 _SPECIALS = {RelocKind.START_TIME: SR_GLOBALTIMER, RelocKind.START_CLOCK: SR_CLOCK}
 
@@ -138,16 +140,22 @@ class Splice:
             word = probe[index]
             source = self._starts[kind] + half
             probe[index] = copy_register(
-                DESTINATION.of(word), source, guard=GUARD.of(word), wait=WAIT.of(word)
+                DESTINATION.of(word),
+                source,
+                guard=GUARD.of(word),
+                wait=WAIT.of(word),
+                stall=STALL.of(word),
             )
         probe[block.start] = after_everything(probe[block.start], self._rules)
         return probe
 
     def _redirect_entry(self, first: int, block: ProbeBlock | None) -> int:
         """What becomes of the first instruction: a jump; the probes end in it and jump back."""
-        begin = self._end
         probe = list(block.words) if block else []
         start = block.start if block else 0
+        # Every warp comes here: the fewer lines of the instruction cache it takes the better.
+        self._added += [instruction(NOP, stall=0)] * (-(self._end + start) % _CACHE_LINE)
+        begin = self._end
         if probe:
             _check_single_exit(probe, self._kernel.name)
             probe = tracked(probe, self._rules)

@@ -38,6 +38,7 @@ from egpu.splice.sass_encoding import (
     UNIFORM_REGISTERS,
     WAIT,
     WRITE_SCOREBOARD,
+    YIELD,
     YIELD_OP,
     bytes_of,
     distance_of,
@@ -351,6 +352,21 @@ def test_no_meeting(probes):
         return [word for word in spliced.exit_block if OPCODE.of(word) in (BSSY, BSYNC, BREAK)]
 
     with_and_without(Rule.NO_MEETING, barriers, "plain", "vector_add", probes)
+
+
+def test_what_takes_an_instruction_s_place_takes_as_long():
+    """What stands before it counts on the time until what comes behind."""
+
+    blocks = [
+        Spliced("plain", "vector_add", (parting(), parting()), rules).exit_block[1:]
+        for rules in (EVERY_RULE, EVERY_RULE - {Rule.NO_MEETING, Rule.NO_YIELD})
+    ]
+    replaced, original = (
+        [(STALL.of(word), YIELD.of(word), WAIT.of(word)) for word in block] for block in blocks
+    )
+    assert replaced == original
+    assert [OPCODE.of(word) for word in blocks[0]] != [OPCODE.of(word) for word in blocks[1]]
+    assert {STALL.of(word) for word in blocks[1] if OPCODE.of(word) in (BSSY, BSYNC)} > {5}
 
 
 def test_lanes_do_not_work_together_in_an_exit_probe():
