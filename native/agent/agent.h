@@ -258,6 +258,10 @@ void egpu_allocations_drop(CUcontext context);
 void egpu_stacks_begin(void);
 uint32_t egpu_stack(void);
 
+/* host.c */
+void egpu_host_call(enum egpu_launch_call call, bool leaving);
+void egpu_host_done(uint32_t request);
+
 /* clock.c */
 void egpu_clock_begin(struct arena *arena);
 void egpu_clock_end(struct arena *arena);

@@ -3,7 +3,8 @@
 
 #include "agent.h"
 
-enum form { KERNEL, KERNEL_EX, COOPERATIVE };
+enum form { KERNEL = EGPU_CALL_KERNEL, KERNEL_EX = EGPU_CALL_KERNEL_EX,
+            COOPERATIVE = EGPU_CALL_COOPERATIVE };
 
 /* The agent's own part of a launch: the time since it began, without the driver's. */
 struct timing {
@@ -266,6 +267,19 @@ static CUresult launch(struct call *c)
     return result;
 }
 
+/* With the programs that the session runs around it, if it has any. */
+static CUresult launch_watched(struct call *c)
+{
+    uint32_t features =
+        atomic_load_explicit(&egpu.phase, memory_order_acquire) == PHASE_LIVE ? egpu.features : 0;
+    if (unlikely(features & EGPU_FEATURE_HOST_ENTRY))
+        egpu_host_call((enum egpu_launch_call)c->form, false);
+    CUresult result = launch(c);
+    if (unlikely(features & EGPU_FEATURE_HOST_EXIT))
+        egpu_host_call((enum egpu_launch_call)c->form, true);
+    return result;
+}
+
 static CUresult launch_plain(enum form form, bool ptsz, CUfunction f, const unsigned *grid,
                              const unsigned *block, unsigned shared, CUstream stream,
                              void **params, void **extra)
@@ -276,7 +290,7 @@ static CUresult launch_plain(enum form form, bool ptsz, CUfunction f, const unsi
     memcpy(c.shape.block, block, sizeof c.shape.block);
     c.shape.shared = shared;
     c.shape.cooperative = form == COOPERATIVE;
-    return launch(&c);
+    return launch_watched(&c);
 }
 
 #define PLAIN(form, ptsz, extra)                                                                   \
@@ -321,7 +335,7 @@ static CUresult launch_ex(bool ptsz, const CUlaunchConfig *config, CUfunction f,
         else if (attribute->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
             memcpy(c.shape.cluster, &attribute->value.cluster, sizeof c.shape.cluster);
     }
-    return launch(&c);
+    return launch_watched(&c);
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra)

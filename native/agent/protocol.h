@@ -21,6 +21,7 @@ enum egpu_kind {
     EGPU_SNAPSHOT_DONE = 7,
     EGPU_COMMAND_DONE = 8,
     EGPU_STACK = 9,
+    EGPU_HOST_CALL = 10,
     EGPU_WELCOME = 32,
     EGPU_BYE = 33,
     EGPU_ARENA = 34,
@@ -34,6 +35,7 @@ enum egpu_kind {
     EGPU_WRITE = 42,
     EGPU_OPERATOR = 43,
     EGPU_OPERATE = 44,
+    EGPU_HOST_DONE = 45,
 };
 
 enum egpu_image_source {
@@ -60,6 +62,14 @@ enum egpu_feature {
     EGPU_FEATURE_CLOCK = 1,
     EGPU_FEATURE_ALLOCATIONS = 2,
     EGPU_FEATURE_STACKS = 4,
+    EGPU_FEATURE_HOST_ENTRY = 8,
+    EGPU_FEATURE_HOST_EXIT = 16,
+};
+
+enum egpu_launch_call {
+    EGPU_CALL_KERNEL = 0,
+    EGPU_CALL_KERNEL_EX = 1,
+    EGPU_CALL_COOPERATIVE = 2,
 };
 
 enum egpu_command_error {
@@ -155,6 +165,15 @@ struct egpu_command_done {
 struct egpu_stack {
     uint32_t stack;
     uint32_t frames_size;
+};
+
+/* a thread is about to launch, or has launched (leaving), and waits for the answer; call is of LaunchCall, time CLOCK_MONOTONIC in ns */
+struct egpu_host_call {
+    uint64_t time;
+    uint32_t thread;
+    uint32_t call;
+    uint32_t leaving;
+    uint32_t reserved;
 };
 
 /* answers HELLO; file 0 is the stats memory; one launch in sample of each kernel is probed */

@@ -65,6 +65,9 @@ static void dispatch(size_t size, int *files)
     case EGPU_OPERATE:
         egpu_command(packet, size, files);
         break;
+    case EGPU_HOST_DONE:
+        egpu_host_done(header.request);
+        break;
     case EGPU_DETACH:
         egpu_stop();
         egpu_wake();

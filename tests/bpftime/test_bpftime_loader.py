@@ -152,6 +152,37 @@ def test_a_gpu_program_that_reads_what_linux_adds_is_refused(built):
     assert "C[0]" not in done.stdout  # the workload was not started
 
 
+@pytest.mark.parametrize("program", ["launchlate", "launchlate_shared"])
+def test_examples_7_and_8_with_their_uprobe(built, program):
+    """The call's time, set by the uprobe before each launch, is what every thread of it finds: the
+    host's clock is ahead of the simulated device's, so that no sample is late."""
+    uprobe = ("--uprobe", place_of(built.workload, "cudaLaunchKernel_of"))
+    workload = adding(built, "--launches", "4", "--block", "10")
+    began = time.monotonic_ns()
+    done = under(built, program, *uprobe, "--set", "clock_offset", "0", "7", workload=workload)
+    assert done.returncode == 0, done.stderr
+    assert value_of(done.stdout, "time_histogram", "00000000") == 4 * 10
+    assert all(
+        value_of(done.stdout, "time_histogram", f"{number:02x}000000") == 0
+        for number in range(1, 10)
+    )
+    called = value_of(done.stdout, "last_uprobe_time", "00000000")
+    assert began < called < time.monotonic_ns()
+    assert value_of(done.stdout, "clock_offset", "00000000") == 7
+
+
+def test_example_6_counts_its_launches_at_the_launch_itself(built):
+    """A uretprobe of a function that launches, which needs nothing of Linux."""
+    uprobe = ("--uprobe", place_of(built.workload, "cudaLaunchKernel_of"))
+    workload = adding(built, "--grid", "2", "--block", "5", "--launches", "4")
+    done = under(built, "shared_with_linux", *uprobe, "--set", "call_count", "1", "1000",
+                 workload=workload)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert value_of(done.stdout, "call_count", "00000000") == 4 * 10
+    # the workload launches a second kernel each time, which no probe asks for
+    assert value_of(done.stdout, "call_count", "01000000") == 1000 + 2 * 4
+
+
 def test_values_that_must_cross_between_linux_and_the_gpu_are_refused(built):
     uprobe = ("--uprobe", place_of(built.workload, "launch_once"))
     done = under(built, "launchlate", *uprobe, workload=adding(built))

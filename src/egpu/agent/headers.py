@@ -46,6 +46,8 @@ def protocol_header() -> str:
     lines += [f"    EGPU_REASON_{reason.name} = {reason.value}," for reason in wire.Reason]
     lines += ["};", "", "enum egpu_feature {"]
     lines += [f"    EGPU_FEATURE_{feature.name} = {feature.value}," for feature in wire.Feature]
+    lines += ["};", "", "enum egpu_launch_call {"]
+    lines += [f"    EGPU_CALL_{call.name} = {call.value}," for call in wire.LaunchCall]
     lines += ["};", "", "enum egpu_command_error {"]
     lines += [f"    EGPU_COMMAND_{error.name} = {error.value}," for error in wire.CommandError]
     lines += ["};", ""]

@@ -38,6 +38,7 @@ class Kind(enum.IntEnum):
     SNAPSHOT_DONE = 7
     COMMAND_DONE = 8
     STACK = 9
+    HOST_CALL = 10
     WELCOME = 32
     BYE = 33
     ARENA = 34
@@ -51,6 +52,7 @@ class Kind(enum.IntEnum):
     WRITE = 42
     OPERATOR = 43
     OPERATE = 44
+    HOST_DONE = 45
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,9 @@ MESSAGES: Final = (
             "driver's error", (("error", "u32"), ("detail", "u32"))),
     Message(Kind.STACK, "a stack from which a kernel was launched for the first time; frames are "
             "u64 return addresses, innermost first", (("stack", "u32"),), ("frames",)),
+    Message(Kind.HOST_CALL, "a thread is about to launch, or has launched (leaving), and waits for "
+            "the answer; call is of LaunchCall, time CLOCK_MONOTONIC in ns",
+            (("time", "u64"), ("thread", "u32"), ("call", "u32"), ("leaving", "u32"))),
     # session to agent
     Message(Kind.WELCOME, "answers HELLO; file 0 is the stats memory; one launch in sample of each "
             "kernel is probed",
@@ -131,6 +136,7 @@ MESSAGES: Final = (
             "command area; their results follow as u64s at offset results",
             (("arena", "u32"), ("number", "u32"), ("count", "u32"), ("stride", "u32"),
              ("results", "u32"))),
+    Message(Kind.HOST_DONE, "answers HOST_CALL: what it does is on the device"),
 )
 
 RING: Final = (   # a row of ARENA.rings: reader positions of one ring map
@@ -174,6 +180,16 @@ class Feature(enum.IntFlag):
     CLOCK = 1        # the device's clock against the host's
     ALLOCATIONS = 2  # a table of the process's device memory
     STACKS = 4       # where launches come from
+    HOST_ENTRY = 8   # the session runs programs before launches
+    HOST_EXIT = 16   # and after them
+
+
+class LaunchCall(enum.IntEnum):
+    """By which of the driver's calls a kernel is launched; per-thread streams or not."""
+
+    KERNEL = 0       # cuLaunchKernel
+    KERNEL_EX = 1    # cuLaunchKernelEx
+    COOPERATIVE = 2  # cuLaunchCooperativeKernel
 
 
 class CommandError(enum.IntEnum):

@@ -18,10 +18,11 @@ from egpu.agent import protocol as wire
 from egpu.agent.commands import ArenaLink
 from egpu.agent.frames import CallFrame
 from egpu.agent.peer import Peer, device_of
-from egpu.agent.protocol import Kind, Packet, encode
+from egpu.agent.protocol import Kind, LaunchCall, Packet, encode
 from egpu.agent.totals import by_kernel
 from egpu.agent.twin import (
     Broker,
+    HostCall,
     KernelSeen,
     KernelStats,
     ProcessStats,
@@ -319,6 +320,8 @@ class Server:
                 peer.command_done(packet)
             case Kind.STACK:
                 peer.note_stack(packet)
+            case Kind.HOST_CALL:
+                self._submit(self._host_call, peer, packet)
             case Kind.SNAPSHOT_DONE:
                 event = peer.snapshots.get(packet.request)
                 if event is not None:
@@ -390,6 +393,18 @@ class Server:
         except BaseException:
             self._no_arena(peer, packet, "internal error of the session")
             raise
+
+    def _host_call(self, peer: Peer, packet: Packet) -> None:
+        f = packet.fields
+        try:
+            call = LaunchCall(f["call"])
+            self._broker.host_call(
+                HostCall(peer.pid, f["thread"], call, bool(f["leaving"]), f["time"])
+            )
+        except (EgpuError, ValueError) as error:
+            self.problems.append(f"process {peer.pid}: a program at a launch: {error}")
+        finally:  # the workload goes on
+            peer.send(encode(Kind.HOST_DONE, request=packet.request))
 
     def _no_arena(self, peer: Peer, packet: Packet, reason: str) -> None:
         peer.send(

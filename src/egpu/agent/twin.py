@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from egpu.agent.protocol import Reason
+from egpu.agent.protocol import LaunchCall, Reason
 from egpu.maps import RingTable
 
 if TYPE_CHECKING:
@@ -228,6 +228,20 @@ class KernelStats:
     refusals: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """A thread of ``pid`` is about to launch a kernel by ``call``, or has (``leaving``).
+
+    ``time``: CLOCK_MONOTONIC when it came there, ns.
+    """
+
+    pid: int
+    thread: int
+    call: LaunchCall
+    leaving: bool
+    time: int
+
+
 class Broker(Protocol):
     """What a session answers.  Called on worker threads, several at a time; an EgpuError from
     ``resolve`` or ``open_device`` is sent to the workload as the reason."""
@@ -243,3 +257,6 @@ class Broker(Protocol):
 
     def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
         """Is there a twin of this kernel?"""
+
+    def host_call(self, call: HostCall) -> None:
+        """Run what is attached there; the thread waits.  Only with Feature.HOST_ENTRY or _EXIT."""

@@ -22,6 +22,7 @@ from egpu.maps import (
     summable,
 )
 from egpu.report import Align, Column, Paragraph, Part, Report, Table, Weight
+from egpu.session.host_programs import HostLine
 from egpu.session.stacks import StackView
 from egpu.tools.running import run_of
 from egpu.tools.sections import common_data, cost, coverage, launch_data
@@ -130,8 +131,10 @@ class ObjectOutput:
             if not isinstance(view, _NO_RINGS):
                 yield name, view
 
-    def _write_line(self, line: Line) -> None:
-        if self._as_json:
+    def _write_line(self, line: Line | HostLine) -> None:
+        if self._as_json and isinstance(line, HostLine):
+            self._stream.write(render_line("print/1", asdict(line)))
+        elif self._as_json and not isinstance(line, HostLine):
             sent = line.printed
             self._stream.write(
                 render_line(

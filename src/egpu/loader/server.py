@@ -18,6 +18,7 @@ from egpu.errors import AgentError, EgpuError, UnsupportedError
 from egpu.loader import protocol as wire
 from egpu.loader.linux import LinuxSide
 from egpu.loader.maps import LoaderMap
+from egpu.loader.places import launch_point
 from egpu.loader.programs import (
     PROG_TYPE_KPROBE,
     LoadedProgram,
@@ -203,11 +204,12 @@ class LoaderServer:
             raise UnsupportedError(
                 f"a program of this type at {place}", needs="a kprobe/ or kretprobe/ section"
             )
-        if request.b:
+        point = launch_point(place, leaving=bool(request.a)) if request.b else None
+        if request.b and point is None:
             return self._link_to_linux(program, place, leaving=bool(request.a)), b""
         if program.refused:
             raise UnsupportedError(f"program {program.name} at {place}: {program.refused}")
-        points = place_of(program, place, leaving=bool(request.a))
+        points = (point,) if point else place_of(program, place, leaving=bool(request.a))
         if self._session is None:
             program.points = (*program.points, *points)
         elif program.name in self._session.links and set(points) <= set(program.points):
@@ -220,7 +222,8 @@ class LoaderServer:
         return number, b""
 
     def _link_to_linux(self, program: LoadedProgram, place: str, *, leaving: bool) -> int:
-        """A uprobe: Linux runs it, on copies of maps that it only adds to."""
+        """A uprobe elsewhere than at launches: Linux runs it, on copies of maps that it only adds
+        to."""
         maps = {number: self._maps[number].spec for number in program.numbers}
         check_linux(program, place, tuple(maps.values()))
         self._linux.attach(program.code, maps, place, leaving=leaving, license=program.license)

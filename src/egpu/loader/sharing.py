@@ -21,7 +21,8 @@ def check_linux(program: LoadedProgram, place: str, maps: Sequence[MapSpec]) -> 
             raise UnsupportedError(
                 f"program {program.name} at {place}: it does more with map {spec.name} than "
                 "add to it, and Linux and the GPU do not see each other's values",
-                needs="atomic additions whose result is not used",
+                needs="atomic additions whose result is not used, or a function that launches "
+                "kernels as the place (cuLaunchKernel of libcuda.so.1, cudaLaunchKernel)",
             )
 
 

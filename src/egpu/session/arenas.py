@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from egpu.agent import ArenaLink
 from egpu.agent.frames import CallFrame
 from egpu.agent.twin import ArenaSetup, DeviceInfo
+from egpu.bpf import MapState
 from egpu.bpf.maptypes import THREAD_SLOTS, Storage, traits
 from egpu.bpf.own_maps import ALLOCATIONS, PRINT_RING, SPECS, own_map
 from egpu.bpf.program import BPF_F_WRONLY, MapSpec
@@ -29,6 +33,7 @@ from egpu.maps import (
     RingReader,
     Snapshot,
     ThreadView,
+    Values,
     initial_chunks,
     plan,
     ring_controls,
@@ -59,8 +64,9 @@ class Arenas:
     """Creates arenas as contexts appear and shows their maps under one name each; thread-safe.
 
     ``changing`` is held by whoever changes maps from outside of kernels, so that no context appears
-    meanwhile; ``initial`` is what contexts that appear begin with; ``frozen`` are the indices of
-    maps that nothing but programs may change.
+    meanwhile; ``additions`` are, by map, what programs of the host added to arrays that kernels add
+    to as well: reads show the sums.  ``initial`` is what contexts that appear begin with;
+    ``frozen`` are the indices of maps that nothing but programs may change.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class Arenas:
         self.initial = InitialContents(self.maps)
         self.operators = Operators(self.maps, assembler)
         self.frozen: set[int] = set()
+        self.additions: dict[int, MapState] = {}
         self.changing = threading.RLock()
         self.ended: Callable[[], bool] = bool
         self.refresh: Callable[[], object] = bool
@@ -164,12 +171,45 @@ class Arenas:
         if arena.writer.dirty and not arena.writer.gone:
             arena.writer.dirty = False
             self.refresh()
-        return arena.host.snapshot()
+        found = arena.host.snapshot()
+        if not self.additions or arena is not self.all()[0]:
+            return found
+        data = bytearray(found.data)
+        for index, state in self.additions.items():
+            start = arena.layout.places[index].offset
+            there = slice(start, start + len(state.values))
+            data[there] = added(data[there], state.values, self.maps[index].value_size)
+        return replace(found, data=bytes(data))
+
+    def with_additions(self, index: int, known: dict[bytes, Values]) -> dict[bytes, Values]:
+        """What an array holds before there is a context: ``known`` and the host's additions."""
+        state = self.additions.get(index)
+        if state is None:
+            return known
+        size, initial = state.spec.value_size, MapState(self.maps[index])
+        for entry in range(state.spec.max_entries):
+            key = entry.to_bytes(4, "little")
+            (base, *_) = known.get(key, (bytes(initial.value(entry)),))
+            known[key] = (added(base, state.value(entry), size),)
+        return known
+
+    def forget_addition(self, index: int, key: bytes) -> None:
+        """A value was set from outside: what the host had added to it is gone."""
+        if index in self.additions:
+            value = self.additions[index].value(int.from_bytes(key, "little"))
+            value[:] = bytes(len(value))
 
     def close(self) -> None:
         """Unmap everything; views are unusable afterwards."""
         for arena in self.all():
             arena.host.close()
+
+
+def added(here: bytes | bytearray, there: bytes | bytearray | memoryview, size: int) -> bytes:
+    """Two copies of values of ``size`` bytes, added up in words of 8 bytes, or of 4."""
+    width = "<u8" if size % 8 == 0 else "<u4"
+    total: NDArray[np.integer] = np.frombuffer(here, width) + np.frombuffer(there, width)
+    return total.tobytes()
 
 
 def _gone(pid: int) -> bool:

@@ -47,7 +47,8 @@ class HostMap:
 
     def initial(self) -> Mapping[bytes, Values]:
         with self._arenas.changing:
-            return dict(self._arenas.initial.of(self._index))
+            found = dict(self._arenas.initial.of(self._index))
+            return self._arenas.with_additions(self._index, found)
 
     def update(self, rows: Sequence[tuple[bytes, Values]], flag: UpdateFlag) -> list[int]:
         with self._arenas.changing:
@@ -59,11 +60,29 @@ class HostMap:
             results = worst(
                 [self._update(arena, number, rows, flag) for number, arena in targets], len(rows)
             )
-            if self._only is None:
-                for (key, values), error in zip(rows, results, strict=True):
-                    if not error:
-                        self._arenas.initial.update(self._index, key, values, UpdateFlag.ANY)
+            done = [row for row, error in zip(rows, results, strict=True) if not error]
+            for key, values in done:
+                self._arenas.forget_addition(self._index, key)
+                if self._only is None:
+                    self._arenas.initial.update(self._index, key, values, UpdateFlag.ANY)
             return results
+
+    def give(self, rows: Sequence[tuple[bytes, Values]], gone: Sequence[bytes]) -> None:
+        """Set and delete what a program of the host has, whatever others may do; it is on the
+        device then."""
+        arenas, index = self._arenas, self._index
+        with arenas.changing:
+            for number, arena in enumerate(arenas.all()):
+                if arena.writer.gone:
+                    continue
+                if rows:
+                    self._update(arena, number, rows, UpdateFlag.ANY)
+                if gone:
+                    self._operate(arena, [arenas.operators.delete(index, key) for key in gone])
+            for key, values in rows:
+                arenas.initial.update(index, key, values, UpdateFlag.ANY)
+            for key in gone:
+                arenas.initial.delete(index, key)
 
     def restore(self, rows: Sequence[tuple[bytes, Values]]) -> None:
         """Begin with what was saved of the map, whatever it was declared with."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from egpu.bpf.own_maps import SPECS, missing_maps
 from egpu.bpf.program import NO_MAP, AttachKind, Insn, MapSpec, Object, Program, PseudoSrc
 from egpu.errors import InputError, UnsupportedError
+from egpu.session.host_points import host_point
+from egpu.session.host_programs import HOST_KINDS
 
 _LD_IMM64 = 0x18
 _PROBED = frozenset({AttachKind.ENTRY, AttachKind.EXIT, AttachKind.INSTRUCTION})
@@ -89,14 +91,14 @@ def combine(objects: Sequence[Object]) -> Collection:
 
 _RUNNERS = {
     AttachKind.EXECUTOR: "egpu run-on-gpu, or egpu exec",
-    AttachKind.HOST_ENTRY: "its loader (egpu run --loader), for which Linux runs uprobes",
-    AttachKind.HOST_EXIT: "its loader (egpu run --loader), for which Linux runs uprobes",
 }
 
 
 def _refuse_other_kinds(obj: Object, program: Program) -> None:
     for point in program.attach:
-        if point.kind not in _PROBED:
+        if point.kind in HOST_KINDS:
+            host_point(point)
+        elif point.kind not in _PROBED:
             raise UnsupportedError(
                 f'{obj.name}: program {program.name}: attach point "{program.section}" '
                 f"({point.kind.value})",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from egpu.bpf.demangle import demangle
 from egpu.bpf.prints import PrintCall, Printed, decode_record
 from egpu.maps import ring_controls
 from egpu.session.arenas import Arena, Ring, RingTotals
+from egpu.session.host_programs import HostLine
 from egpu.verifier import VerifiedProgram
 
 
@@ -61,11 +62,14 @@ class Prints:
         kernel_name: Callable[[int], str],
         *,
         limit: int,
+        host: Callable[[], Sequence[HostLine]] = tuple,
     ) -> None:
+        """``host`` gives the lines that programs on the host printed since it was last called."""
         self._ring = ring
         self._calls = calls
         self._kernel_name = kernel_name
         self._limit = limit
+        self._host = host
         self._second = 0.0
         self._in_second = 0
         self._shown = 0
@@ -76,15 +80,17 @@ class Prints:
         """Whether a program prints at all."""
         return self._ring is not None
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[Line | HostLine]:
         """The lines that are there now, in the order of their times on each device."""
+        yield from (line for line in self._host() if self._may_show())
         if self._ring is not None:
             for arena, reader in self._ring.readers():
                 found = [record for batch in reader.batches() for record in batch.records()]
                 yield from self._lines(arena, found)
 
-    def finish(self) -> Iterator[Line]:
+    def finish(self) -> Iterator[Line | HostLine]:
         """The last lines, after the workload ended; then :meth:`totals` is complete."""
+        yield from (line for line in self._host() if self._may_show())
         if self._ring is None:
             return
         for arena, reader in self._ring.readers():

@@ -15,6 +15,7 @@ from egpu.agent.protocol import Feature
 from egpu.agent.twin import (
     ArenaSetup,
     DeviceInfo,
+    HostCall,
     KernelSeen,
     KernelStats,
     LaunchCost,
@@ -32,6 +33,7 @@ from egpu.session.attached import ProbeSet
 from egpu.session.cache import TwinCache, cache_limit, default_directory
 from egpu.session.explain import Explanation, explain, without_resources
 from egpu.session.features import Clock, clocks, features_of
+from egpu.session.host_programs import HostPrograms, on_host
 from egpu.session.links import Link, Links
 from egpu.session.objects import Collection
 from egpu.session.prints import Prints, print_calls
@@ -131,6 +133,8 @@ class Session:
         """``prepare`` is called before programs are attached to ``workload``."""
         names = collection.names
         maps = verified[0].program.maps
+        every = verified
+        verified = [each for each in every if not on_host(each.program)]
         self._options = options
         slots = thread_slots(options.thread_slots)
         self._notes = [
@@ -149,7 +153,13 @@ class Session:
         self._ended: float = 0.0
         self._cache = TwinCache(default_directory(), limit=cache_limit()) if options.cache else None
         probes = ProbeSet(verified, only=options.kernels)
-        self._links = Links(probes, collection.links, verified, options.twin_wait_s)
+        self._links = Links(probes, collection.links, every, options.twin_wait_s)
+        self._host = HostPrograms(
+            [each for each in every if on_host(each.program)],
+            verified,
+            self._arenas,
+            probes.is_enabled,
+        )
         self._closed = False
         self._owner = os.getpid()
         self._service: MapService | None = None
@@ -164,6 +174,7 @@ class Session:
                 machine_code=options.machine_code,
             ),
             self._arenas,
+            self._host,
         )
         try:
             reuse_pinned(self._arenas)
@@ -224,7 +235,7 @@ class Session:
             notes.append(f"{self._cache.damaged} damaged files of the twin cache were built anew")
         if missed := missed_blocks(self._arenas):
             notes.append(missed)
-        return (*notes, *self._server.problems)
+        return (*notes, *self._host.problems, *self._server.problems)
 
     @property
     def clocks(self) -> tuple[Clock, ...]:
@@ -388,7 +399,7 @@ class Session:
 
     def _start(self, workload: Workload) -> None:
         self._cleanup.callback(self._arenas.close)
-        features = features_of(self._verified)
+        features = features_of(self._verified) | self._host.features
         self._server = workload.open(self._broker, features, self._cleanup)
         self._links.serve(self._server)
         self._arenas.refresh = self._server.snapshot
@@ -401,6 +412,7 @@ class Session:
             print_calls(self._verified),
             self._broker.builder.kernel_name,
             limit=self._options.print_limit,
+            host=self._host.taken_lines,
         )
         self._started = time.monotonic()
         self._process = workload.start()
@@ -409,15 +421,19 @@ class Session:
 class _Broker:
     """Answers the server's questions; called on its worker threads."""
 
-    def __init__(self, builder: TwinBuilder, arenas: Arenas) -> None:
+    def __init__(self, builder: TwinBuilder, arenas: Arenas, host: HostPrograms) -> None:
         self.builder = builder
         self._arenas = arenas
+        self._host = host
 
     def open_device(self, pid: int, device: DeviceInfo, link: ArenaLink) -> ArenaSetup:
         return self._arenas.open(pid, device, link)
 
     def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
         return self.builder.resolve(seen)
+
+    def host_call(self, call: HostCall) -> None:
+        self._host.run(call)
 
     def process_started(self, pid: int, command: str) -> None:
         """Nothing to do: arenas are made when a context appears."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +86,14 @@ class _Symbols:
     def at(self, offset: int) -> str:
         place = bisect_right(self.starts, offset) - 1
         return self.names[place] if place >= 0 and offset < self.ends[place] else ""
+
+
+def functions_at(path: str, offset: int) -> tuple[str, ...]:
+    """The mangled names of the functions that begin at a file's ``offset``; none if it cannot be
+    read."""
+    found = _symbols(path)
+    first, last = (cut(found.starts, offset) for cut in (bisect_left, bisect_right))
+    return tuple(found.names[first:last])
 
 
 @functools.lru_cache(maxsize=64)

@@ -14,6 +14,7 @@ from egpu.agent import (
     ArenaSetup,
     Broker,
     DeviceInfo,
+    HostCall,
     KernelSeen,
     Refused,
     Server,
@@ -22,9 +23,10 @@ from egpu.agent import (
     launch,
 )
 from egpu.agent.protocol import Feature
-from egpu.errors import InputError, InternalError
+from egpu.errors import InputError, InternalError, UnsupportedError
 from egpu.sim import SimulatedDevice, private_folder
 
+_LATE = Feature.CLOCK | Feature.ALLOCATIONS | Feature.STACKS
 IDLE_WAIT_S = 1.0  # what a kernel's first launch waits to hear that nothing is attached
 
 
@@ -111,7 +113,7 @@ class IdleWorkload:
         new = NewWorkload(argv, settings)
         try:
             # What a later program may need must be followed from the beginning.
-            self.server = new.open(self.forwarding, ~Feature(0), self._cleanup)
+            self.server = new.open(self.forwarding, _LATE, self._cleanup)
             self.process = new.start()
         except BaseException:
             self._cleanup.close()
@@ -171,6 +173,11 @@ class Attachment:
         idle = self._idle
         if idle.attached:
             raise InputError(f"process {idle.pid} has a session attached already")
+        if features & ~_LATE:
+            raise UnsupportedError(
+                f"programs at launch calls of process {idle.pid}, which was started without",
+                needs="`egpu run OBJECT -- COMMAND`",
+            )
         if idle.forwarding.opened & {pid for pid in idle.pids() if _alive(pid)}:
             raise InputError(
                 f"process {idle.pid} was attached to before: its map memory is laid out for "
@@ -213,6 +220,10 @@ class _Forwarding:
 
     def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
         return Unmatched() if self.target is None else self.target.resolve(seen)
+
+    def host_call(self, call: HostCall) -> None:
+        if self.target is not None:
+            self.target.host_call(call)
 
     def process_started(self, pid: int, command: str) -> None:
         if self.target is not None:

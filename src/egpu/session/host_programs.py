@@ -1,0 +1,216 @@
+"""Programs of uprobe sections: interpreted in the session while a launching thread waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from egpu.agent.protocol import Feature
+from egpu.agent.twin import HostCall
+from egpu.bpf import MapState, Place, run
+from egpu.bpf.budget import NO_BUDGET
+from egpu.bpf.helpers import HELPERS
+from egpu.bpf.interp_helpers import BODIES
+from egpu.bpf.maptypes import MapType, traits
+from egpu.bpf.own_maps import PRINT_RING, own_map
+from egpu.bpf.program import AttachKind, MapSpec, Program
+from egpu.errors import EgpuError, UnsupportedError
+from egpu.maps import Values
+from egpu.session.host_maps import HostMap
+from egpu.session.host_points import HostPoint, host_point
+from egpu.session.host_sharing import Sharing, sharing
+from egpu.verifier import VerifiedProgram
+
+if TYPE_CHECKING:
+    from egpu.bpf.interp import HelperBody, Machine
+    from egpu.session.arenas import Arenas
+
+HOST_KINDS = frozenset({AttachKind.HOST_ENTRY, AttachKind.HOST_EXIT})
+_TIMES = (5, 125, 160)  # bpf_ktime_get_ns and its like
+# Helpers that mean the same on the host: of maps, times, the thread, numbers and printing.
+_HELPERS = frozenset({1, 2, 3, *_TIMES, 6, 7, 14, 15, 16, 174, 177})
+
+
+@dataclass(frozen=True, slots=True)
+class HostLine:
+    """A line that a host program printed: its process and thread, its program, CLOCK_MONOTONIC."""
+
+    pid: int
+    thread: int
+    program: str
+    time: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.program}[{self.pid}] thread {self.thread}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class _HostProgram:
+    verified: VerifiedProgram
+    points: tuple[HostPoint, ...]
+
+
+def on_host(program: Program) -> bool:
+    """Whether a program is attached to places of the host only."""
+    return bool(program.attach) and {point.kind for point in program.attach} <= HOST_KINDS
+
+
+class HostPrograms:
+    """The host programs of a session, which run one at a time.
+
+    ``enabled`` says whether a program is attached now; ``lines`` is where printed lines go.
+    Raises UnsupportedError for a place, a helper or a use of a map that there is no way to serve.
+    """
+
+    def __init__(
+        self,
+        host: Sequence[VerifiedProgram],
+        device: Sequence[VerifiedProgram],
+        arenas: Arenas,
+        enabled: Callable[[VerifiedProgram], bool],
+    ) -> None:
+        self._arenas = arenas
+        self._enabled = enabled
+        self._lock = threading.Lock()
+        self._programs = tuple(
+            _HostProgram(each, tuple(host_point(point) for point in each.program.attach))
+            for each in host
+        )
+        for each in host:
+            _check(each)
+        self._sharing = sharing(host, device, arenas.maps)
+        for index, how in self._sharing.items():
+            if how is Sharing.ADDED:
+                arenas.additions[index] = MapState(replace(arenas.maps[index], initial=None))
+        self._lines: list[HostLine] = []
+        self.problems: list[str] = []
+
+    @property
+    def features(self) -> Feature:
+        """What the agents must do for them."""
+        found = Feature(0)
+        for each in self._programs:
+            for point in each.points:
+                found |= Feature.HOST_EXIT if point.leaving else Feature.HOST_ENTRY
+        return found
+
+    def taken_lines(self) -> list[HostLine]:
+        """The lines that were printed since."""
+        with self._lock:
+            found, self._lines = self._lines, []
+        return found
+
+    def run(self, call: HostCall) -> None:
+        """Run what is attached to a call; when this returns, what it did is on the device."""
+        for each in self._programs:
+            met = any(
+                point.meets(call.call, leaving=call.leaving, pid=call.pid) for point in each.points
+            )
+            if met and self._enabled(each.verified):
+                with self._lock, self._arenas.changing:
+                    self._run(each.verified, call)
+
+    def _run(self, verified: VerifiedProgram, call: HostCall) -> None:
+        program, used = verified.program, verified.facts.maps
+        states = [
+            self._state(index) if index in used else _NOT_USED for index in range(len(program.maps))
+        ]
+        before = {index: _held(states[index]) for index in used}
+        ring = own_map(program.maps, PRINT_RING)
+        if ring is not None:
+            states[ring] = MapState(program.maps[ring])
+        try:
+            run(
+                program,
+                context=b"",
+                maps=states,
+                helpers=_helpers(call.time),
+                place=Place(pid_tgid=call.pid << 32 | call.thread, comm=_comm(call)),
+                budget=verified.facts.budget or NO_BUDGET,
+            )
+        except EgpuError as error:
+            self.problems.append(f"program {program.name} at a launch: {error}")
+            return
+        for index in sorted(used):
+            if self._sharing[index] is Sharing.GIVEN:
+                self._give(index, states[index], before[index])
+        if ring is not None:
+            self._print(program.name, states[ring], call)
+
+    def _state(self, index: int) -> MapState:
+        """The map as the program finds it: of what both sides add to, what the host has added."""
+        spec = self._arenas.maps[index]
+        if self._sharing[index] is Sharing.ADDED:
+            return self._arenas.additions[index]
+        state = MapState(spec)
+        for key, (value, *_) in self._arenas.initial.of(index).items():
+            if traits(spec.type).indexed:
+                state.value(int.from_bytes(key, "little"))[:] = value
+            else:
+                state.table[key] = bytearray(value)
+        return state
+
+    def _give(self, index: int, state: MapState, before: _Held) -> None:
+        values, table = before
+        now_values, now_table = _held(state)
+        rows: list[tuple[bytes, Values]] = [
+            (key, (value,)) for key, value in now_table.items() if table.get(key) != value
+        ]
+        if values:
+            then, now = (np.frombuffer(data, np.uint8) for data in (values, now_values))
+            changed = (then != now).reshape(-1, state.stride).any(axis=1)
+            for entry in np.flatnonzero(changed).tolist():
+                rows.append((entry.to_bytes(4, "little"), (bytes(state.value(entry)),)))
+        HostMap(self._arenas, index).give(rows, [key for key in table if key not in now_table])
+
+    def _print(self, program: str, state: MapState, call: HostCall) -> None:
+        for record in state.records:
+            text = record.decode("utf-8", "replace")
+            self._lines.append(HostLine(call.pid, call.thread, program, call.time, text))
+
+
+_Held = tuple[bytes, dict[bytes, bytes]]
+_NOT_USED = MapState(MapSpec("not used", MapType.ARRAY, 4, 8, 1))
+
+
+def _held(state: MapState) -> _Held:
+    """What a map holds: an array's values, a table's entries."""
+    return bytes(state.values), {key: bytes(value) for key, value in state.table.items()}
+
+
+def _helpers(time: int) -> Mapping[int, HelperBody]:
+    """The interpreter's bodies with the host's clock: when the thread came, and on from there."""
+
+    def clock(machine: Machine, args: Sequence[int]) -> int:
+        return time + machine.steps
+
+    return {**BODIES, **dict.fromkeys(_TIMES, clock)}
+
+
+def _comm(call: HostCall) -> bytes:
+    try:
+        return Path(f"/proc/{call.pid}/task/{call.thread}/comm").read_bytes().rstrip(b"\n")
+    except OSError:
+        return b""
+
+
+def _check(verified: VerifiedProgram) -> None:
+    """UnsupportedError for what has no meaning on the host."""
+    facts, name = verified.facts, verified.program.name
+    read = sorted(facts.context_fields)
+    if read:
+        raise UnsupportedError(
+            f"program {name}: it runs on the host and reads its context ({read[0]})",
+            needs="a program that asks helpers and maps only: registers are not known there",
+        )
+    for number in sorted(facts.helpers - _HELPERS):
+        raise UnsupportedError(
+            f"program {name}: it runs on the host and calls {HELPERS[number].name}",
+            needs=", ".join(HELPERS[each].name for each in sorted(_HELPERS) if each in HELPERS),
+        )

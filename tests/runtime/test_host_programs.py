@@ -1,0 +1,245 @@
+"""Programs of uprobe sections at launch calls: what they set is what the launch sees."""
+
+import errno
+import subprocess
+import time
+from importlib.util import find_spec
+
+import pytest
+from test_host_maps import running
+from test_late_attach import idle
+from test_runtime_cli import pytestmark as built
+
+import egpu
+from egpu.errors import MapError, UnsupportedError
+from egpu.tools.build import INCLUDE, compiler
+
+pytestmark = [built, pytest.mark.skipif(find_spec("ziglang") is None, reason="no BPF compiler")]
+
+HEAD = """
+#include "egpu.bpf.h"
+#define MAP(name, kind, entries) struct { __uint(type, BPF_MAP_TYPE_##kind); \\
+  __uint(max_entries, entries); __type(key, __u32); __type(value, __u64); } name SEC(".maps")
+static __always_inline __u64 *at(void *map, __u32 key) { return bpf_map_lookup_elem(map, &key); }
+static __always_inline void add(void *map, __u32 key, __u64 n) {
+  __u64 *value = at(map, key);
+  if (value) __atomic_fetch_add(value, n, __ATOMIC_RELAXED);
+}
+char LICENSE[] SEC("license") = "GPL";
+#define CALL "libcuda.so.1:cuLaunchKernel"
+"""
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    def build(text):
+        source, target = tmp_path / "host.bpf.c", tmp_path / "host.bpf.o"
+        source.write_text(HEAD + text)
+        flags = ["-mcpu=v3", "-O2", "-g", "-c", f"-I{INCLUDE}", "-o", str(target), str(source)]
+        subprocess.run([*compiler(), *flags], check=True)
+        return target
+
+    return build
+
+
+NUMBERED = """
+MAP(launch, ARRAY, 2); MAP(sums, ARRAY, 4); MAP(threads, HASH, 8);
+SEC("uprobe/" CALL) int before(void *ctx) {
+  __u64 *n = at(&launch, 0);
+  if (n) *n += 1;
+  return 0;
+}
+SEC("uretprobe/" CALL) int after(void *ctx) {
+  __u64 *n = at(&launch, 1), now = bpf_ktime_get_ns(), who = bpf_get_current_pid_tgid();
+  __u32 thread = who;
+  if (n) *n += 1;
+  bpf_map_update_elem(&threads, &thread, &now, BPF_ANY);
+  return 0;
+}
+SEC("kprobe/*") int count(struct egpu_ctx *c) {
+  __u64 *n = at(&launch, 0), *left = at(&launch, 1);
+  add(&sums, 0, 1);
+  if (n) add(&sums, 1, *n);
+  if (left) add(&sums, 2, *left);
+  return 0;
+}
+"""
+
+
+def test_each_launch_sees_what_was_set_before_it(tmp_path, compiled):
+    """Launch k finds k, and that k - 1 calls have returned, in every one of its threads."""
+    began = time.monotonic_ns()
+    with running(tmp_path, compiled(NUMBERED)) as (session, stepper):
+        sizes = [(5, 33), (1, 1), (7, 64), (2, 31), (3, 10)]
+        for number, (grid, block) in enumerate(sizes):
+            stepper.do(f"{('first', 'second')[number % 2]} {grid} {block}")
+        stepper.end(session)
+        threads = [grid * block for grid, block in sizes]
+        sums = session.maps["sums"].to_dict()
+        assert sums[0] == sum(threads)
+        assert sums[1] == sum(number * count for number, count in enumerate(threads, 1))
+        assert sums[2] == sum(number * count for number, count in enumerate(threads))
+        assert session.maps["launch"].to_dict() == {0: 5, 1: 5}
+        ((thread, when),) = session.maps["threads"].items()
+        assert thread == session.pid
+        assert began < when < time.monotonic_ns()
+        assert session.notes == ()
+
+
+def test_values_set_from_outside_are_gone_on_from(tmp_path, compiled):
+    with running(tmp_path, compiled(NUMBERED)) as (session, stepper):
+        session.maps["launch"][0] = 100
+        stepper.do("first 2 3")
+        session.maps["launch"][0] = 1000
+        stepper.do("first 2 3")
+        session.snapshot()
+        assert session.maps["sums"][1] == 6 * (101 + 1001)
+        session.links["before"].detach()
+        stepper.do("first 2 3")
+        session.snapshot()
+        assert session.maps["sums"][1] == 6 * (101 + 1001 + 1001)
+        assert session.maps["launch"][1] == 3
+        session.links["before"].attach()
+        stepper.do("first 2 3")
+        session.snapshot()
+        assert session.maps["launch"][0] == 1002
+        stepper.end(session)
+
+
+def test_what_both_sides_add_to(tmp_path, compiled):
+    """One array: launches counted on the host, threads in kernels, both in the same element too."""
+    path = compiled("""
+MAP(counts, ARRAY, 3);
+SEC("uprobe/" CALL) int launching(void *ctx) {
+  add(&counts, 0, 1);
+  add(&counts, 2, 1000);
+  return 0;
+}
+SEC("kretprobe/first") int left(struct egpu_ctx *c) {
+  add(&counts, 1, 1);
+  add(&counts, 2, 1);
+  return 0;
+}
+""")
+    with running(tmp_path, path) as (session, stepper):
+        counts = session.maps["counts"]
+        stepper.do("second 1 1")  # no memory of the maps yet
+        assert counts.to_dict() == {0: 1, 1: 0, 2: 1000}
+        for _ in range(3):
+            stepper.do("first 4 10")
+        session.snapshot()
+        assert counts.to_dict() == {0: 4, 1: 120, 2: 4120}
+        counts[2] = 7
+        stepper.do("first 4 10")
+        stepper.end(session)
+        assert counts.to_dict() == {0: 5, 1: 160, 2: 7 + 1040}
+
+
+def test_launches_that_wait_for_each_other(tmp_path, compiled):
+    """Several in a row without waiting: each finds its own number, or already a later one's."""
+    with running(tmp_path, compiled(NUMBERED)) as (session, stepper):
+        stepper.do("start first 3 32 6")
+        stepper.do("wait")
+        stepper.end(session)
+        assert session.maps["launch"].to_dict() == {0: 6, 1: 6}
+        least = 96 * sum(range(1, 7))
+        assert least <= session.maps["sums"][1] <= 96 * 36
+
+
+def test_lines_that_the_host_prints(tmp_path, compiled):
+    path = compiled("""
+SEC("uprobe/" CALL) int tell(void *ctx) {
+  __u32 pid = bpf_get_current_pid_tgid() >> 32;
+  bpf_printk("launching in %u", pid);
+  return 0;
+}
+SEC("kprobe/first") int inside(struct egpu_ctx *c) { bpf_printk("in it"); return 0; }
+""")
+    with running(tmp_path, path) as (session, stepper):
+        stepper.do("first 1 1")
+        stepper.do("second 1 1")
+        stepper.end(session)
+        lines = [str(line) for line in session.prints.finish()]
+    pid = session.pid
+    wanted = f"tell[{pid}] thread {pid}: launching in {pid}"
+    assert sorted(lines) == sorted(
+        [wanted, wanted, f"first[{pid}] block 0,0,0 thread 0,0,0: in it"]
+    )
+
+
+REFUSED = {
+    "another place": (
+        'SEC("uprobe/libc.so.6:malloc") int p(void *ctx) { return 0; }',
+        r"uprobe/libc.so.6:malloc.*a place where kernels are launched: libcuda.so.1:cuLaunchKernel",
+    ),
+    "no place": ('SEC("uprobe") int p(void *ctx) { return 0; }', r"uprobe/\(no place\)"),
+    "no such program": (
+        'SEC("uprobe//no/such:cudaLaunchKernel") int p(void *ctx) { return 0; }',
+        "there is no such file",
+    ),
+    "a tracepoint": (
+        'SEC("tracepoint/syscalls/sys_enter_read") int p(void *ctx) { return 0; }',
+        "tracepoint/syscalls/sys_enter_read",
+    ),
+    "registers": (
+        'SEC("uprobe/" CALL) int p(struct pt_regs *ctx) { return PT_REGS_PARM1(ctx); }',
+        r"reads its context \(parm1\)",
+    ),
+    "where a thread is": (
+        'SEC("uprobe/" CALL) int p(void *ctx) { return bpf_get_globaltimer(); }',
+        "calls bpf_get_globaltimer",
+    ),
+    "a map that kernels set": (
+        """MAP(m, ARRAY, 1);
+SEC("uprobe/" CALL) int p(void *ctx) { __u64 *v = at(&m, 0); return v ? *v : 0; }
+SEC("kprobe/*") int q(struct egpu_ctx *c) { add(&m, 0, 1); return 0; }""",
+        r"map m \(ARRAY\) in a program that runs on the host",
+    ),
+    "a ring": (
+        """struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 4096); } r SEC(".maps");
+SEC("uprobe/" CALL) int p(void *ctx) {
+  __u64 v = 1;
+  bpf_ringbuf_output(&r, &v, 8, 0);
+  return 0;
+}""",
+        "calls bpf_ringbuf_output",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_served_is_refused(case, compiled):
+    text, words = REFUSED[case]
+    options = egpu.Options(simulated=True)
+    with pytest.raises(UnsupportedError, match=words):
+        egpu.run(["true"], programs=compiled(text), options=options)
+
+
+def test_a_frozen_map_and_one_that_is_read_only_outside(tmp_path, compiled):
+    """Programs may still change what others may not."""
+    path = compiled(
+        NUMBERED.replace(
+            "MAP(launch, ARRAY, 2);",
+            """
+struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 2); __uint(map_flags, BPF_F_RDONLY);
+  __type(key, __u32); __type(value, __u64); } launch SEC(".maps");""",
+        )
+    )
+    with running(tmp_path, path) as (session, stepper):
+        session.maps["sums"].freeze()
+        session.maps["threads"].freeze()
+        with pytest.raises(MapError) as info:
+            session.maps["launch"][0] = 1
+        assert info.value.errno == errno.EPERM
+        for _ in range(2):
+            stepper.do("first 1 4")
+        stepper.end(session)
+        assert session.maps["launch"].to_dict() == {0: 2, 1: 2}
+        assert session.maps["sums"][1] == 4 * 3
+
+
+def test_an_idle_workload_has_no_programs_at_calls(tmp_path, compiled):
+    with idle(tmp_path) as (workload, stepper):
+        stepper.do("first 1 1")
+        with pytest.raises(UnsupportedError, match="which was started without"):
+            egpu.attach(workload, programs=str(compiled(NUMBERED)))
