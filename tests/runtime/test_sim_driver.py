@@ -1,6 +1,7 @@
 """The stand-in driver under C programs of their own processes, and its server under bad clients."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from test_runtime_cli import egpu
 
 from egpu.errors import AgentError, InputError, UnsupportedError
 from egpu.sim import Server, SimulatedDevice, driver_directory
@@ -73,11 +75,22 @@ def run_with(environment, program, *arguments):
 
 
 @pytest.mark.parametrize(
-    "part", ["device", "memory", "launch", "library", "capture", "host", "lookup", "fork"]
+    "part",
+    ["device", "memory", "launch", "library", "capture", "host", "lookup", "fork", "constants"],
 )
 def test_part(device, program, part):
     done = run(device, program, part)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_a_twin_reads_constants_that_the_program_changes(program):
+    done = egpu("run", "kernelcount", "--sim", "--json", "--", program, "constants")
+    assert done.returncode == 0, done.stderr
+    output, _, document = done.stdout.partition("\n{\n")
+    assert output == "ok"
+    (row,) = json.loads("{" + document)["kernels"]
+    assert (row["name"], row["threads"], row["exits"]) == ("bump", 192, 192)
+    assert row["launches_probed"] == 3
 
 
 def test_printed_text_reaches_standard_output(device, program):

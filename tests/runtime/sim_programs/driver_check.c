@@ -406,6 +406,27 @@ static void part_fork(void) {
   OK(cuMemAlloc_v2(&data, 4));
 }
 
+/* The program writes a constant variable before the first launch and between launches. */
+static void part_constants(void) {
+  CUdeviceptr data, counter, step;
+  size_t size;
+  unsigned amount = 1, expected = 100;
+  static const unsigned steps[] = {7, 1000, 3};
+  start();
+  OK(cuMemAlloc_v2(&data, 64 * sizeof(unsigned)));
+  OK(cuModuleGetGlobal_v2(&step, &size, module, "step"));
+  HOLDS(size == 2 * sizeof(unsigned));
+  OK(cuModuleGetGlobal_v2(&counter, &size, module, "counter"));
+  void *arguments[] = {&data, &amount};
+  for (int i = 0; i < 3; i++) {
+    OK(cuMemcpyHtoD_v2(step + sizeof(unsigned), &steps[i], sizeof steps[i]));
+    OK(cuLaunchKernel(bump, 2, 1, 1, 32, 1, 1, 0, NULL, arguments, NULL));
+    OK(cuCtxSynchronize());
+    expected += 64 * steps[i];
+    HOLDS(first_of(counter) == expected);
+  }
+}
+
 int main(int argc, char **argv) {
   static const struct {
     const char *name;
@@ -414,6 +435,7 @@ int main(int argc, char **argv) {
       {"device", part_device},     {"memory", part_memory}, {"launch", part_launch},     {"library", part_library},
       {"capture", part_capture},   {"host", part_host_memory}, {"fault", part_fault},    {"refusals", part_refusals},
       {"print", part_print},       {"lost", part_lost},       {"lookup", part_lookup},     {"fork", part_fork},
+      {"constants", part_constants},
   };
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
     if (argc == 2 && !strcmp(argv[1], parts[i].name)) {
