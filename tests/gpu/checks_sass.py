@@ -80,6 +80,25 @@ def sass_latencies(built: Built) -> str:
     return f"{count} launches timed"
 
 
+def sass_constants(built: Built) -> str:
+    """__constant__ variables that change between launches: right in PTX, refused by kernel in
+    machine code."""
+    argv = [built.program("constants")]
+    unprobed, run = plain(argv), probed(argv, options=ON)
+    require_same(unprobed, run)
+    launches = require_totals(run)
+    argv = [built.program("constants_alone")]
+    unprobed, run = plain(argv), probed(argv, options=ON)
+    require_same(unprobed, run)
+    rows = rows_by_name(run.report)
+    seen = rows["scaled"]["launches_seen"]
+    require(not rows["plain"]["not_probed"], f"plain: {rows['plain']['not_probed']}")
+    require(rows["scaled"]["not_probed"] == {"refused": seen}, f"scaled: {rows['scaled']}")
+    reasons = [text for text in run.report["warnings"] if "__constant__ memory" in text]
+    require(len(reasons) == 1, f"no reason: {run.report['warnings']}")
+    return f"{launches} launches exact; {reasons[0]}"
+
+
 def _framework(name: str, *, allowed: frozenset[str] = frozenset()) -> str:
     """Results as without probes, counts as the launches' shapes have it; launches may stay unprobed
     for an ``allowed`` reason only."""
@@ -181,6 +200,7 @@ CHECKS = (
     sass_stress,
     sass_preferred,
     sass_latencies,
+    sass_constants,
     sass_torch,
     sass_training,
     sass_gemms,
