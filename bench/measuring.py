@@ -51,17 +51,22 @@ class Plan:
 
 @dataclass
 class Measured:
-    """What came of a plan: the launcher's rows by kernel (in each the row's place in the plan is
-    ``step``), sums of maps, what became of rings' records, and the reader's own pace."""
+    """What came of a plan: the launcher's rows (``step``: place in the plan, ``at``: when it was
+    known), sums of maps, what became of rings' records, and the reader's own pace."""
 
     rows: list[dict] = field(default_factory=list)
     sums: dict[str, int] = field(default_factory=dict)
     rings: dict[str, dict] = field(default_factory=dict)
     read_bytes: int = 0
-    read_s: float = 0.0
+    read_s: float = 0.0  # of reading, without waiting
+    read: list[tuple[float, int]] = field(default_factory=list)  # when, bytes until then
 
     def row(self, kernel: str) -> dict:
         return next(row for row in self.rows if row["kernel"] == kernel)
+
+    def read_until(self, when: float) -> int:
+        """Bytes that were read until then."""
+        return max((count for at, count in self.read if at <= when), default=0)
 
     def threads(self, kernel: str) -> int:
         """Threads of all launches of a kernel."""
@@ -135,7 +140,8 @@ def _read_rows(path: Path, found: Measured, keep: Callable, ended: threading.Eve
             while part := lines.readline():
                 line += part
                 if line.endswith("\n"):
-                    row, line = json.loads(line) | {"step": len(found.rows)}, ""
+                    row, line = json.loads(line), ""
+                    row |= {"step": len(found.rows), "at": time.monotonic()}
                     found.rows.append(row)
                     say(f"{row['kernel']}: {row['us']} us, {row['launches']} launches")
                     keep(found.rows)
@@ -152,7 +158,9 @@ def _drain(running: object, names: Sequence[str], found: Measured, ended: thread
                     taken += batch.count * batch.stride
                 if taken:
                     found.read_bytes += taken
-                    found.read_s += time.monotonic() - began
+                    now = time.monotonic()
+                    found.read_s += now - began
+                    found.read.append((now, found.read_bytes))
 
 
 def _finish(ring: object) -> dict:

@@ -29,8 +29,7 @@ from egpu.maps.layout import (
 )
 from egpu.maps.memory import HostArena, RingControl, fence
 
-_HEADER = np.dtype([("size", "<u4"), ("count", "<u4"), ("commit", "<u8")])
-_RUN_LIMIT = 1 << 20  # bytes taken at once, so that a producer gets its room back early
+_RUN_LIMIT = 1 << 19  # bytes taken at once, so that a producer gets its room back early
 _FIRST_LOOK = 32  # groups looked at before it is known that there are many
 
 
@@ -220,14 +219,14 @@ class RingReader:
         """How many published groups of the same shape lie one after the other, at least 1."""
         ring = self._place.ring_size
         limit = min(ring - start % ring, max(_RUN_LIMIT, step)) // step
-        base = self._address(slot, start)
+        base, width = self._address(slot, start) // 8, step // 8
+        first = np.uint64(size | count << 32)
         look = min(limit, _FIRST_LOOK)
         while True:
-            rows = self._arena.bytes[base : base + look * step].reshape(look, step)
-            heads = rows[:, :RING_GROUP_HEADER].copy().view(_HEADER)[:, 0]
-            wanted = np.arange(look, dtype=np.uint64) * np.uint64(step) + np.uint64(start + 1)
+            rows = self._arena.words[base : base + look * width].reshape(look, width)
+            wanted = np.arange(start + 1, start + 1 + look * step, step, dtype=np.uint64)
             # Unpublished room is cleared, so a header that is read half-written matches nothing.
-            good = (heads["commit"] == wanted) & (heads["size"] == size) & (heads["count"] == count)
+            good = (rows[:, 1] == wanted) & (rows[:, 0] == first)
             if not good.all():
                 return max(1, int(np.argmin(good)))
             if look == limit:
@@ -237,9 +236,10 @@ class RingReader:
     def _payload(self, slot: int, start: int, step: int, *, groups: int, wanted: int) -> bytes:
         """``wanted`` bytes after the header of each of ``groups`` groups ``step`` bytes apart."""
         fence()
-        base = self._address(slot, start)
-        rows = self._arena.bytes[base : base + groups * step].reshape(groups, step)
-        return rows[:, RING_GROUP_HEADER : RING_GROUP_HEADER + wanted].tobytes()
+        base, width = self._address(slot, start) // 8, step // 8
+        rows = self._arena.words[base : base + groups * width].reshape(groups, width)
+        header = RING_GROUP_HEADER // 8
+        return rows[:, header : header + wanted // 8].tobytes()  # by words, which is much faster
 
     def _advance(self, slot: int, position: int) -> None:
         """Clear what was read, then free it.
@@ -248,8 +248,8 @@ class RingReader:
         records of an earlier lap held.
         """
         start = self._position[slot]
-        base = self._address(slot, start)
-        self._arena.bytes[base : base + position - start] = 0
+        base = self._address(slot, start) // 8
+        self._arena.words[base : base + (position - start) // 8] = 0
         fence()
         self._arena.words[self._reader_word(slot)] = position
         self._position[slot] = position
