@@ -3,13 +3,20 @@
 A dataflow follows what was loaded through registers and stack slots, and through branches: what is
 written, and what runs, between a branch and the place where its ways meet depends on what the
 branch compared (context of calls is merged).  Sets of loads are bit sets; ``pcs`` reads them.
+
+The tokens of a run's budget carry such dependence, too: how many are left depends on what decided
+how often each was taken, on that depends where a may_goto goes, and whether a budgeted loop ends
+the program before whatever comes after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from egpu.bpf.isa import STACK_SIZE, CallSrc, Kind
+from egpu.bpf.budget import NO_BUDGET, Budget
+from egpu.bpf.helpers import HELPERS, Arg
+from egpu.bpf.isa import STACK_SIZE, CallSrc, JmpOp, Kind
 from egpu.verifier.control import END, Block, Graph
 from egpu.verifier.frames import Frames, calls_back
 from egpu.verifier.state import SLOT
@@ -22,13 +29,19 @@ _CALL, _EXIT, _JUMP = Kind.CALL, Kind.EXIT, Kind.JUMP
 _COMPUTED = frozenset({Kind.ALU, Kind.BYTE_ORDER, Kind.LOAD_IMM64})
 _LOADS = frozenset({Kind.LOAD, Kind.LOAD_SIGNED})
 _STORES = frozenset({Kind.STORE_IMM, Kind.STORE_REG, Kind.ATOMIC})
+_NUMBERS = frozenset({Arg.SCALAR, Arg.ANYTHING})
 
 
 class Dependence:
     """What depends on the loads at ``sources``, once ``solve`` has run."""
 
     def __init__(
-        self, structure: Structure, graph: Graph, frames: Frames, sources: frozenset[int]
+        self,
+        structure: Structure,
+        graph: Graph,
+        frames: Frames,
+        sources: frozenset[int],
+        budget: Budget | None = None,
     ) -> None:
         self.structure = structure
         self.graph = graph
@@ -45,6 +58,13 @@ class Dependence:
         self.returned = [0] * functions  # r0
         self.slots: dict[tuple[int, int], int] = {}
         self.stored: dict[int, int] = {}  # by pc, of the register that a store writes
+        self.budget = budget or NO_BUDGET
+        self.tokens = [0]  # loads that decide how many tokens are left
+        self.cuts = [0] * count  # loads that decide whether the program ends before a block
+        self.cut_calls = [0] * functions  # the same before a function runs
+        self.ending = [0] * functions  # loads that decide whether a function ends the program
+        self.ending_calls: dict[int, int] = {}  # the same of the functions called at a pc
+        self.after: dict[int, frozenset[int]] = {}  # blocks after a block, as asked for
         self.waiting: set[int] = set()  # blocks to be looked at again
         self.order: list[int] = []  # the same as a heap
 
@@ -66,6 +86,15 @@ class Dependence:
     def guard(self, pc: int) -> int:
         """The loads that decide whether an instruction runs."""
         return self.guards[self.graph.block_of[pc]] | self.called[self.structure.function_of[pc]]
+
+    def cut(self, pc: int) -> int:
+        """The loads that decide whether a budget ends the program before an instruction runs."""
+        block_of = self.graph.block_of
+        loads = self.cuts[block_of[pc]] | self.cut_calls[self.structure.function_of[pc]]
+        for call, ending in self.ending_calls.items():
+            if call < pc and block_of[call] == block_of[pc]:
+                loads |= ending
+        return loads
 
     def pointed(self, step: Step, register: int, size: int = STACK_SIZE) -> int:
         """What the stack bytes behind ``register`` may depend on; of a helper's buffer, ``size``
@@ -148,14 +177,15 @@ class Dependence:
                     registers[step.dst] = 0
                     held &= ~writes
                 continue
+            numbers = 0
             if kind in _STORES:
                 self._store(step, registers)
             elif kind is _EXIT:
                 self._note(self.returned, block.function, registers[0])
             elif kind is _CALL:
-                self._call(block, step, registers)
+                numbers = self._call(block, step, registers)
             if writes:
-                loads = self._made(step)
+                loads = self._made(step, numbers)
                 if loads or writes & held:
                     for register in range(_REGISTERS):
                         if writes >> register & 1:
@@ -163,19 +193,22 @@ class Dependence:
                     registers[0 if kind is _CALL else writes.bit_length() - 1] = loads
                     held = sum(1 << index for index, loads in enumerate(registers) if loads)
         last = block.last
+        if last.op is JmpOp.JCOND or block.steps[0].pc in self.budget.loops:
+            self._take(block, self.guard(last.pc))
         if last.kind is _JUMP and last.reads & held and len(block.successors) > 1:
             self._part(block, registers[last.dst] | (registers[last.src] if last.register else 0))
         for successor in block.successors:
             self._merge(successor, registers)
 
-    def _made(self, step: Step) -> int:
-        """What a load, a call or an atomic leaves in its register depends on."""
+    def _made(self, step: Step, numbers: int) -> int:
+        """What a load, a call or an atomic leaves in its register depends on; ``numbers`` are what
+        those that a helper takes depend on."""
         if step.kind in _LOADS:
             return self.pointed(step, step.src) | self.bits.get(step.pc, 0)
         if step.kind is _CALL:
             if step.src == CallSrc.LOCAL:
                 return self.returned[self.structure.function_of[step.target]]
-            return self._called_back() if calls_back(step) else 0
+            return numbers | (self._called_back() if calls_back(step) else 0)
         # The fetched value of a stack atomic is what was stored there.
         return self.pointed(step, step.dst)
 
@@ -197,16 +230,70 @@ class Dependence:
                 self.slots[place] = self.slots.get(place, 0) | loads
                 self._everything()
 
-    def _call(self, block: Block, step: Step, registers: list[int]) -> None:
-        """What a function gets that is called here, itself or by a helper."""
-        guard = self.guard(step.pc)
+    def _call(self, block: Block, step: Step, registers: list[int]) -> int:
+        """What a function gets that is called here, itself or by a helper.
+
+        Gives the loads that the numbers depend on which a helper takes."""
+        guard, numbers = self.guard(step.pc), 0
+        called: Iterable[int] = ()
         if step.src == CallSrc.LOCAL:
             entered = [0, *registers[1:6], 0, 0, 0, 0, 0]
             self._merge(self.graph.block_of[step.target], entered)
-            self._note(self.called, self.structure.function_of[step.target], guard)
-        elif calls_back(step):
-            for function in self.frames.callbacks:
-                self._note(self.called, function, guard)
+            called = (self.structure.function_of[step.target],)
+        else:
+            helper = HELPERS.get(step.imm)
+            for position, kind in enumerate(() if helper is None else helper.args):
+                if kind in _NUMBERS:
+                    numbers |= registers[position + 1]
+            if calls_back(step):
+                called = self.frames.callbacks
+                guard |= numbers  # how often it calls
+            if step.pc in self.budget.calls:
+                self._take(block, guard | self._called_back())
+        for function in called:
+            self._note(self.called, function, guard)
+            self._note(self.cut_calls, function, self.cut(step.pc))
+            if self.ending[function]:
+                known = self.ending_calls.get(step.pc, 0)
+                self.ending_calls[step.pc] = known | self.ending[function]
+                self._may_end(block, self.ending[function])
+        return numbers
+
+    # Budgets
+
+    def _take(self, block: Block, loads: int) -> None:
+        """A token is taken in ``block``, as often as ``loads`` decide."""
+        if loads & ~self.tokens[0]:
+            self.tokens[0] |= loads
+            self._everything()
+        tokens = self.tokens[0]
+        if block.steps[0].pc in self.budget.loops:
+            self._may_end(block, tokens)
+        if block.last.op is JmpOp.JCOND and len(block.successors) > 1:
+            self._part(block, tokens)
+
+    def _may_end(self, block: Block, loads: int) -> None:
+        """The program may end in ``block``: whatever comes after it depends on ``loads``."""
+        for index in self._after(block.index):
+            if loads & ~self.cuts[index]:
+                self.cuts[index] |= loads
+                self._again(index)
+        self._note(self.ending, block.function, loads)
+
+    def _after(self, block: int) -> frozenset[int]:
+        """The blocks of a function that may run after ``block`` does: itself too, where it is in a
+        loop."""
+        found = self.after.get(block)
+        if found is None:
+            seen: set[int] = set()
+            work = [*self.graph.blocks[block].successors]
+            while work:
+                index = work.pop()
+                if index not in seen:
+                    seen.add(index)
+                    work += self.graph.blocks[index].successors
+            found = self.after[block] = frozenset(seen)
+        return found
 
     def _part(self, block: Block, loads: int) -> None:
         """A branch that depends on ``loads``: so does what happens until its ways meet."""

@@ -112,7 +112,7 @@ def _sealed(
     notes: list[Refusal] = []
     if setting.strict:
         rules_warp.check_collective(setting, lanes)
-        known = races.Known(setting, graph, frames, launch, matches)
+        known = races.Known(setting, graph, frames, launch, matches, budget)
         notes += races.check(known)
         notes += rules_warp.load_warnings(setting, alive, facts, cost)
         notes += contention(known, explored.counting, worst)

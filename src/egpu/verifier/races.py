@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from egpu.bpf.budget import Budget
 from egpu.bpf.helpers import HELPERS, Arg
 from egpu.bpf.isa import STACK_SIZE, AluOp, CallSrc, Kind
 from egpu.bpf.maptypes import traits
@@ -42,6 +43,7 @@ class Known:
     frames: Frames
     find_launch: Callable[[], Uniformity]
     rmw: Mapping[int, Rmw]
+    budget: Budget | None
 
     @property
     def launch(self) -> Uniformity:
@@ -131,7 +133,7 @@ class _Judge:
         self.setting = known.setting
         self.structure = known.setting.structure
         self.writes = writes
-        self.flow = Dependence(self.structure, known.graph, known.frames, sources)
+        self.flow = Dependence(self.structure, known.graph, known.frames, sources, known.budget)
 
     def check(self) -> Iterator[Refusal]:
         """Solve, then look at every store."""
@@ -145,7 +147,9 @@ class _Judge:
             if write.value:
                 loads = flow.pointed(step, write.value, self._size(write))
             yield from self._judge(write, loads, _lost_text)
-            yield from self._judge(write, flow.guard(step.pc) & ~loads, _guarded_text)
+            guards = flow.guard(step.pc)
+            yield from self._judge(write, guards & ~loads, _guarded_text)
+            yield from self._judge(write, flow.cut(step.pc) & ~guards & ~loads, _cut_text)
 
     def _size(self, write: _Write) -> int:
         """The most bytes that a helper takes from behind ``write.value``."""
@@ -165,7 +169,7 @@ class _Judge:
             if owner >= _LINE:
                 yield Refusal("P8", message, write.step.pc, _LINE_HINT)
                 return
-            if text is _guarded_text and write.step.kind is Kind.STORE_IMM:
+            if text is not _lost_text and write.step.kind is Kind.STORE_IMM:
                 yield Refusal("P8", message, write.step.pc, _FLAG_HINT)
                 return
             refusal = Refusal("P8", message, write.step.pc, self._hint(write.target, text))
@@ -177,6 +181,8 @@ class _Judge:
     def _hint(self, target: Operand, text: _Text) -> str:
         if text is _guarded_text:
             return _GUARD_HINT
+        if text is _cut_text:
+            return _CUT_HINT
         if target.map is not None and traits(self.setting.map(target.map).type).per_sm:
             return _PER_SM_HINT
         return _SHARED_HINT
@@ -256,6 +262,7 @@ _PER_SM_HINT = (
     "and do not use the result"
 )
 _GUARD_HINT = "test and store in one: __sync_val_compare_and_swap; egpu_atomic_max for a maximum"
+_CUT_HINT = "limit the loop, as in if (n > 100) n = 100, or store before it"
 _FLAG_HINT = "several threads may pass the test before one stores: let one be enough"
 _LINE_HINT = "right in launches of one dimension only: tell y and z of threads and blocks apart too"
 
@@ -268,6 +275,14 @@ def _lost_text(setting: Setting, target: Operand, pc: int) -> str:
     return (
         f"what insn {pc} loaded from {_name(setting, target)} is changed and stored back: "
         "updates by other threads in between are lost"
+    )
+
+
+def _cut_text(setting: Setting, target: Operand, pc: int) -> str:
+    return (
+        f"how often a loop turns depends on what insn {pc} loaded from {_name(setting, target)}, "
+        "and its budget may end the program before this is stored: updates by other threads in "
+        "between are lost"
     )
 
 
