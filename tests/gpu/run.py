@@ -58,6 +58,7 @@ def run_check(check, built) -> dict:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     # These import egpu, whose native parts build() makes.
+    import checks_attach  # noqa: PLC0415
     import checks_bpftime  # noqa: PLC0415
     import checks_budgets  # noqa: PLC0415
     import checks_callbacks  # noqa: PLC0415
@@ -81,6 +82,7 @@ def main(arguments: list[str]) -> int:
         checks_callbacks,
         checks_budgets,
         checks_host_maps,
+        checks_attach,
         checks_helpers,
         checks_failures,
         checks_tools,
