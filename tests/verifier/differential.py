@@ -188,7 +188,7 @@ def excused(case, log, mode):
 
 
 RECORD = Path(__file__).with_name("linux_verdicts.txt")
-_recorded = {}  # while recording: key -> verdict
+_recorded = {}  # while recording: key -> how the record says it
 
 
 def verdicts(asked, mode):
@@ -203,8 +203,15 @@ def verdicts(asked, mode):
         found = [linux_oracle.load(*job) for job in jobs]
     for (case, error), (accepted, log) in zip(asked, found, strict=True):
         if error is None or accepted:
-            _recorded[case.key(mode)] = accepted, log
+            _recorded[case.key(mode)] = "+" if accepted else refused_as(case, log, mode)
     return found
+
+
+def refused_as(case, log, mode):
+    """The number of the policy that excuses a refusal of Linux, or else whose log it has."""
+    numbers = [n for n, policy in enumerate(POLICIES) if re.search(policy.log, log)]
+    covering = (n for n in numbers if POLICIES[n].covers(case, log, mode))
+    return str(next(covering, numbers[0] if numbers else "-"))
 
 
 @functools.cache
@@ -228,9 +235,7 @@ def record():
     for mode, cases in ci_runs():
         compare(cases, mode, false_rejects=mode == PRIVILEGED)
     lines = [f"# Verdicts of Linux {platform.release().split('-')[0]}: differential.py --record"]
-    for key, (accepted, log) in sorted(_recorded.items()):
-        matches = (str(n) for n, policy in enumerate(POLICIES) if re.search(policy.log, log))
-        lines.append(f"{key} {'+' if accepted else next(matches, '-')}")
+    lines += [f"{key} {verdict}" for key, verdict in sorted(_recorded.items())]
     RECORD.write_text("\n".join(lines) + "\n")
     print(f"{len(lines) - 1} verdicts in {RECORD}")
 

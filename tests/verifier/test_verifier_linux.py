@@ -3,6 +3,7 @@
 The running kernel is asked by bpf(2); where that is not permitted, its recorded verdicts are.
 """
 
+import re
 from pathlib import Path
 
 import budget_programs
@@ -218,3 +219,28 @@ def test_recorded_verdicts_serve_without_bpf(monkeypatch):
     assert shown(outcome) == []
     assert len(outcome.both) > 150
     assert compare([bare("unknown", assemble("mov %r0, 12345\nexit"), 0)]).both == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_recorded_verdicts_cover_budgets(mode, monkeypatch):
+    monkeypatch.setattr(linux_oracle, "unavailable", lambda: "not permitted in this test")
+    outcome = compare(differential.budgeted(), mode)
+    assert shown(outcome) == []
+    assert set(outcome.both) == {f"budgets/{name}" for name in budget_programs.LINUX_TOO}
+    changed = compare(differential.changed_budgets(mode), mode)
+    assert shown(changed) == []
+    assert len(changed.both) > BUDGET_MUTANTS[mode] / 15
+
+
+@pytest.mark.parametrize("number", range(len(POLICIES)))
+def test_a_record_says_which_exception_covers_a_refusal(number):
+    """Several exceptions may have the words of one log: the record has to replay the right one."""
+    policy = POLICIES[number]
+    sample = differential.SAMPLES[number]
+    assert re.search(policy.log, sample)
+    for case in (*differential.callbacks(), *differential.budgeted()):
+        for mode in policy.modes:
+            log = "The sequence of 8193 jumps is too complex."
+            if policy.covers(case, log, mode):
+                replayed = differential.SAMPLES[int(differential.refused_as(case, log, mode))]
+                assert any(other.covers(case, replayed, mode) for other in POLICIES)
