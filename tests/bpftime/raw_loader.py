@@ -24,6 +24,7 @@ INFO, BTF_LOAD, TAKE, FREEZE, READ_BATCH, TAKE_BATCH, WRITE_BATCH, DELETE_BATCH,
 HASH, ARRAY, PER_CPU, RING = 1, 2, 6, 27
 SOCKET_FILTER, KPROBE, TRACEPOINT = 1, 2, 5
 ANY, NOEXIST, EXIST = range(3)
+RDONLY, WRONLY = 1 << 3, 1 << 4  # BPF_F_RDONLY, BPF_F_WRONLY
 PERF_EVENT = 41  # BPF_PERF_EVENT, an attach type
 KERNEL = b"_Z9vectorAddPKfS0_Pf\0"
 libc = ctypes.CDLL(None, use_errno=True)
@@ -48,8 +49,10 @@ def bpf(command: int, attr: bytes) -> int:
     return result if result >= 0 else -ctypes.get_errno()
 
 
-def create(kind: int, key: int, value: int, entries: int, *, name: bytes = b"") -> int:
-    return bpf(CREATE, struct.pack("<5I2I16s", kind, key, value, entries, 0, 0, 0, name))
+def create(
+    kind: int, key: int, value: int, entries: int, *, name: bytes = b"", flags: int = 0
+) -> int:
+    return bpf(CREATE, struct.pack("<5I2I16s", kind, key, value, entries, flags, 0, 0, name))
 
 
 def element(command: int, fd: int, key, value, flags: int = 0) -> int:
@@ -143,6 +146,25 @@ def arrays() -> int:
     return fd
 
 
+def access() -> None:
+    """What the flags of maps refuse to who has the descriptor."""
+    for kind in (ARRAY, HASH):
+        shut = create(kind, 4, 8, 2, flags=RDONLY)
+        expect("set what is read", element(UPDATE, shut, key(0), value(1)), -errno.EPERM)
+        expect("delete what is read", element(DELETE, shut, key(0), None), -errno.EPERM)
+        expect("take what is read", lookup(shut, key(0), 8, TAKE), -errno.EPERM)
+        expect("freeze what is read", bpf(FREEZE, struct.pack("<I", shut)), -errno.EPERM)
+        there = value(0) if kind == ARRAY else -errno.ENOENT
+        expect("read what is read", lookup(shut, key(0), 8), there)
+        blind = create(kind, 4, 8, 2, flags=WRONLY)
+        expect("set what is written", element(UPDATE, blind, key(0), value(1)), 0)
+        expect("read what is written", lookup(blind, key(0), 8), -errno.EPERM)
+        expect("list what is written", element(NEXT, blind, None, key(0)), -errno.EPERM)
+        expect("take what is written", lookup(blind, key(0), 8, TAKE), -errno.EPERM)
+        expect("neither", create(kind, 4, 8, 2, flags=RDONLY | WRONLY), -errno.EINVAL)
+    expect("a ring's flags", create(RING, 0, 0, 4096, flags=WRONLY), -errno.EINVAL)
+
+
 def hashes() -> int:
     fd = create(HASH, 4, 8, 4, name=b"table")
     expect("absent", lookup(fd, key(1), 8), -errno.ENOENT)
@@ -197,6 +219,7 @@ def attach(fd: int) -> None:
 def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     ask_for_features()
+    access()
     counts, table = arrays(), hashes()
     per_cpu = create(PER_CPU, 4, 8, 1, name=b"per_cpu")
     with open("/sys/devices/system/cpu/possible") as file:

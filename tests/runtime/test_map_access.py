@@ -104,6 +104,7 @@ def test_what_only_programs_change_goes_on_from_its_pin(tmp_path):
             blocks = session.maps["blocks"]
             stepper.do("first 3 10")
             assert refused(blocks.update, 1, 1) == refused(blocks.delete, 1) == errno.EPERM
+            assert refused(blocks.freeze) == errno.EPERM
             stepper.end(session)
             assert blocks.to_dict() == {0: number, 1: number, 2: number}
         saved = egpu.open_map("blocks")

@@ -159,6 +159,19 @@ class LoaderMap:
         if self.linux is not None:
             self.linux.update(key, value)
 
+    def take(self, key: bytes) -> bytes:
+        """The value of ``key``, which is then deleted."""
+        self._writable()
+        value = self.lookup(key)
+        self.delete(key)
+        return value
+
+    def freeze(self) -> None:
+        """Refuse every later change by the loader."""
+        with _linux_errors():
+            check_write(self.spec)
+        self.frozen = True
+
     def delete(self, key: bytes) -> None:
         """Delete a key; EINVAL for an array."""
         self._writable()

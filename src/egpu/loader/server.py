@@ -269,12 +269,10 @@ class LoaderServer:
     def _take(self, request: Request, payload: bytes) -> tuple[int, bytes]:
         found = self._map(request)
         self._refresh()
-        value = found.lookup(payload)
-        found.delete(payload)
-        return 0, value
+        return 0, found.take(payload)
 
     def _freeze(self, request: Request, _payload: bytes) -> tuple[int, bytes]:
-        self._map(request).frozen = True
+        self._map(request).freeze()
         return 0, b""
 
     def _map(self, request: Request) -> LoaderMap:

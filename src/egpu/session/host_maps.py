@@ -39,6 +39,7 @@ class HostMap:
         return self._index in self._arenas.frozen
 
     def freeze(self) -> None:
+        check_write(self._spec)
         with self._arenas.changing:
             self._arenas.frozen.add(self._index)
 
