@@ -125,7 +125,7 @@ def check(what: str, found: int, expected: int) -> None:
 
 
 # Records of a thread each; where each warp has one, 16 times as many threads.
-RECORDS = tuple((kind, size) for kind in ("thread", "warp") for size in (16, 32, 64))
+RECORDS = tuple((kind, size) for kind in ("thread", "warp") for size in (64, 32, 16))
 _RING_THREADS = {"thread": 1 << 20, "warp": 1 << 24}
 _PER_RECORD = {"thread": 1, "warp": 32}
 _HEADER = 16  # bytes of a ring's group, which is what a warp writes at once
