@@ -16,7 +16,7 @@ from egpu.codegen.arena import (
     DEQUE_STATE,
     round_up,
 )
-from egpu.codegen.helper_call import Call
+from egpu.codegen.helper_call import Call, is_straight
 from egpu.codegen.ir import Body
 from egpu.codegen.rounds import Rounds
 
@@ -199,9 +199,11 @@ class Moved:
 
 
 def lanes_of(deque: Deque) -> Lanes:
-    """The lanes that run this together."""
+    """The lanes that run this together; each by itself if a loop copies a value, since lanes are
+    not held together over loops (``egpu.codegen.rounds``)."""
     body = deque.body
-    mask = body.call("i32", "egpu.active")
+    together = is_straight(deque.spec.value_size)
+    mask = body.call("i32", "egpu.active" if together else "egpu.own_lane")
     leader = body.call("i32", "llvm.cttz.i32", f"i32 {mask}", "i1 true")
     below = body.binary("and", "i32", mask, body.call("i32", "egpu.lanes_below"))
     rank = body.resize(body.call("i32", "llvm.ctpop.i32", f"i32 {below}"), 32, 64)

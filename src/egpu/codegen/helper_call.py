@@ -28,11 +28,16 @@ def argument_place(call: Call, register: int, size: int) -> Place:
     return Place(place.pointer, place.space, min(place.align, 8), place.shared)
 
 
+def is_straight(size: int | None) -> bool:
+    """Whether :func:`copy` writes straight code for so many bytes (None: known at run time)."""
+    return size is not None and size <= _UNROLLED
+
+
 def copy(call: Call, address: str, source: Place, size: int) -> None:
     """Copy ``size`` bytes to the 8-byte aligned ``address`` in words, so that no word is ever seen
     half-written."""
     scope, body = call.scope, call.scope.body
-    if size > _UNROLLED:
+    if not is_straight(size):
         copy_run_time(call, address, source, str(size))
         return
     offset = 0

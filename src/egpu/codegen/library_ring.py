@@ -1,7 +1,10 @@
 """Ring buffers of the device library, as LLVM IR: the producer's side of ``egpu.maps.layout``.
 
-Whatever involves several lanes takes the mask of active lanes once and synchronises only those
-lanes, which all run the same straight line to the next synchronisation.
+Whatever involves several lanes takes the mask of active lanes and synchronises only those lanes,
+which all run the same straight line to the last synchronisation with that mask.  No loop lies
+between, so that no other lanes of the warp can come into the same code meanwhile: the hardware
+merges groups that wait at one place, and lets them go on with one group's mask
+(``egpu.codegen.rounds``).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from egpu.codegen.arena import (
 from egpu.codegen.primitives import ATTRIBUTES
 
 CLAIM_TRIES = 1024  # losing this often counts as a full ring: a probe never waits
-NO_ROOM = -1  # a claim's position when it failed; no position is that large
+NO_ROOM, AGAIN = -1, -2  # instead of a claim's position; no position is that large
 
 _HEAD = RING_CONTROL["head"][0]
 _TAIL = RING_CONTROL["tail"][0]
@@ -24,22 +27,18 @@ _PRODUCED = RING_CONTROL["produced"][0]
 _HEADER = RING_GROUP_HEADER
 DISCARD = RING_DISCARD - (1 << 64)  # as a signed 64-bit literal
 
-# Claim %bytes (a multiple of 16) for %count records: the position of the group, NO_ROOM if there is
-# none.  A group never crosses the ring's end: what is left there becomes a filler group.  %used is
-# compared signed: the tail may have been read after others moved head and tail on, then the swap
-# fails and the next try sees it.
+# Try once to claim %bytes (a multiple of 16) for %count records where %head is thought to be: {the
+# position of the group, NO_ROOM if there is none, or AGAIN; where the head is then}.  A group never
+# crosses the ring's end: what is left there becomes a filler group.  %used is compared signed: the
+# tail may have been read after others moved head and tail on, then the swap fails and the next try
+# sees it.
 _CLAIM = f"""\
-define internal i64 @egpu.claim(
-    i64 %control, i64 %data, i64 %size, i64 %bytes, i64 %count) {ATTRIBUTES} {{
+define internal {{ i64, i64 }} @egpu.claim(
+    i64 %control, i64 %data, i64 %size, i64 %bytes, i64 %count, i64 %head) {ATTRIBUTES} {{
 entry:
   %head_at = add i64 %control, {_HEAD}
   %tail_at = add i64 %control, {_TAIL}
   %mask = sub i64 %size, 1
-  %first = call i64 @egpu.load_gpu(i64 %head_at)
-  br label %attempt
-attempt:
-  %head = phi i64 [ %first, %entry ], [ %old, %lost ]
-  %tries = phi i32 [ 1, %entry ], [ %more, %lost ]
   %tail = call i64 @egpu.load_gpu(i64 %tail_at)
   %at = and i64 %head, %mask
   %room = sub i64 %size, %at
@@ -53,15 +52,11 @@ attempt:
 swap:
   %old = call i64 @egpu.cas_gpu(i64 %head_at, i64 %head, i64 %end)
   %won = icmp eq i64 %old, %head
-  br i1 %won, label %claimed, label %lost
-lost:
-  %more = add i32 %tries, 1
-  %give_up = icmp ugt i32 %more, {CLAIM_TRIES}
-  br i1 %give_up, label %drop, label %attempt, !llvm.loop !0
+  br i1 %won, label %claimed, label %done
 drop:
   %dropped_at = add i64 %control, {_DROPPED}
   call void @egpu.add_gpu(i64 %dropped_at, i64 %count)
-  ret i64 {NO_ROOM}
+  br label %done
 claimed:
   %produced_at = add i64 %control, {_PRODUCED}
   call void @egpu.add_gpu(i64 %produced_at, i64 %count)
@@ -75,53 +70,90 @@ fill:
   call void @egpu.release_sys(i64 %filler_commit, i64 %value)
   br label %done
 done:
-  ret i64 %start
+  %position = phi i64
+      [ {AGAIN}, %swap ], [ {NO_ROOM}, %drop ], [ %start, %claimed ], [ %start, %fill ]
+  %next = phi i64 [ %old, %swap ], [ %head, %drop ], [ %end, %claimed ], [ %end, %fill ]
+  %r0 = insertvalue {{ i64, i64 }} zeroinitializer, i64 %position, 0
+  %r1 = insertvalue {{ i64, i64 }} %r0, i64 %next, 1
+  ret {{ i64, i64 }} %r1
 }}
 """
 
-# The loop is not unrolled: it seldom runs twice.  The mask a leader is looked up in holds at least
-# the running lane, so it is never 0.
-#
-# One claim for all lanes that run this together with the same %size (%same: it is a constant, so
-# they all have it): {address of this lane's record or 0, the group's position, the lanes}.  If the
-# lanes' records together are larger than a ring, each lane claims for itself.
-_OUTPUT_BEGIN = f"""\
-define internal {{ i64, i64, i32 }} @egpu.output_begin(
-    i64 %control, i64 %data, i64 %ring, i64 %size, i1 %same) {ATTRIBUTES} {{
-entry:
-  %active = call i32 @egpu.active()
-  br i1 %same, label %agreed, label %ask
-ask:
-  %matched = call i32 @egpu.match(i64 %size, i32 %active)
-  br label %agreed
-agreed:
-  %lanes = phi i32 [ %active, %entry ], [ %matched, %ask ]
-  %up = add i64 %size, 7
-  %record = and i64 %up, -8
+
+def _claiming(group: str) -> str:
+    """One claim for all lanes that run this together: their ``%mask``, ``%rank`` (of the lane among
+    them, 32 bits) and ``%position``; ends in block ``claimed``, where NO_ROOM may be the position.
+
+    ``group`` computes the bytes of a group of ``%many`` lanes as ``%bytes``; ``%largest`` is those
+    of a whole warp.  If they are more than a ring's, or %same is false, each lane claims alone.
+    A try that others were faster at is followed by another, for which the lanes that are together
+    by then find each other again.  The loop is not unrolled: it seldom runs twice.  The mask a
+    leader is looked up in holds at least the running lane, so it is never 0.
+    """
+    return f"""\
+  %head_at = add i64 %control, {_HEAD}
+  %first_head = call i64 @egpu.load_gpu(i64 %head_at)
   %own = call i32 @egpu.own_lane()
-  %many = call i32 @llvm.ctpop.i32(i32 %lanes)
-  %many64 = zext i32 %many to i64
-  %payload = mul i64 %record, %many64
-  %padded = add i64 %payload, {_HEADER + 15}
-  %together = and i64 %padded, -16
-  %fits = icmp ule i64 %together, %ring
-  %alone0 = add i64 %record, {_HEADER + 15}
-  %alone = and i64 %alone0, -16
-  %mask = select i1 %fits, i32 %lanes, i32 %own
-  %count = select i1 %fits, i64 %many64, i64 1
-  %bytes = select i1 %fits, i64 %together, i64 %alone
   %below = call i32 @egpu.lanes_below()
+  %small = icmp ule i64 %largest, %ring
+  %joint = and i1 %same, %small
+  br label %attempt
+attempt:
+  %head = phi i64 [ %first_head, %entry ], [ %moved, %lost ]
+  %tries = phi i32 [ 1, %entry ], [ %more, %lost ]
+  %active = call i32 @egpu.active()
+  %mask = select i1 %joint, i32 %active, i32 %own
+  %many32 = call i32 @llvm.ctpop.i32(i32 %mask)
+  %many = zext i32 %many32 to i64
+{group}
   %before = and i32 %mask, %below
   %rank = call i32 @llvm.ctpop.i32(i32 %before)
   %leads = icmp eq i32 %rank, 0
   br i1 %leads, label %lead, label %join
 lead:
-  %claimed = call i64 @egpu.claim(i64 %control, i64 %data, i64 %ring, i64 %bytes, i64 %count)
+  %claim = call {{ i64, i64 }} @egpu.claim(
+      i64 %control, i64 %data, i64 %ring, i64 %bytes, i64 %many, i64 %head)
+  %claim_position = extractvalue {{ i64, i64 }} %claim, 0
+  %claim_head = extractvalue {{ i64, i64 }} %claim, 1
   br label %join
 join:
-  %mine = phi i64 [ 0, %agreed ], [ %claimed, %lead ]
+  %mine = phi i64 [ 0, %attempt ], [ %claim_position, %lead ]
+  %moved = phi i64 [ %head, %attempt ], [ %claim_head, %lead ]
   %leader = call i32 @llvm.cttz.i32(i32 %mask, i1 true)
-  %position = call i64 @egpu.shuffle(i64 %mine, i32 %leader, i32 %mask)
+  %tried = call i64 @egpu.shuffle(i64 %mine, i32 %leader, i32 %mask)
+  %again = icmp eq i64 %tried, {AGAIN}
+  br i1 %again, label %lost, label %claimed
+lost:
+  %more = add i32 %tries, 1
+  %give_up = icmp ugt i32 %more, {CLAIM_TRIES}
+  br i1 %give_up, label %drop, label %attempt, !llvm.loop !0
+drop:
+  %dropped_at = add i64 %control, {_DROPPED}
+  call void @egpu.add_gpu(i64 %dropped_at, i64 1)
+  br label %claimed
+claimed:
+  %position = phi i64 [ %tried, %join ], [ {NO_ROOM}, %drop ]"""
+
+
+# The bytes of a group of one record a lane.
+_RECORDS = f"""\
+  %payload = mul i64 %record, %many
+  %padded = add i64 %payload, {_HEADER + 15}
+  %bytes = and i64 %padded, -16"""
+
+# One claim for all lanes that run this together, if they do so with the same constant %size (%same)
+# and straight code follows up to output_end: {address of this lane's record or 0, the group's
+# position, the lanes}.
+_OUTPUT_BEGIN = f"""\
+define internal {{ i64, i64, i32 }} @egpu.output_begin(
+    i64 %control, i64 %data, i64 %ring, i64 %size, i1 %same) {ATTRIBUTES} {{
+entry:
+  %up = add i64 %size, 7
+  %record = and i64 %up, -8
+  %warp = shl i64 %record, 5
+  %warp_padded = add i64 %warp, {_HEADER + 15}
+  %largest = and i64 %warp_padded, -16
+{_claiming(_RECORDS)}
   %failed = icmp eq i64 %position, {NO_ROOM}
   %wrap = sub i64 %ring, 1
   %at = and i64 %position, %wrap
@@ -168,44 +200,26 @@ done:
 }}
 """
 
-# One claim a warp, one group of one record a lane, because each is submitted by itself.  %end gets
-# the position after this lane's group: what submit and discard find the group's position by.
+# One claim for the lanes that run this together with the same constant %size (%same), one group of
+# one record a lane, because each is submitted by itself.  %end gets the position after this lane's
+# group: what submit and discard find the group's position by.
 _RESERVE = f"""\
 define internal i64 @egpu.reserve(
-    i64 %control, i64 %data, i64 %ring, i64 %size, ptr %end) {ATTRIBUTES} {{
+    i64 %control, i64 %data, i64 %ring, i64 %size, i1 %same, ptr %end) {ATTRIBUTES} {{
 entry:
-  %mask0 = call i32 @egpu.active()
   %up = add i64 %size, {_HEADER + 15}
-  %step = and i64 %up, -16
-  %own = call i32 @egpu.own_lane()
-  %many = call i32 @llvm.ctpop.i32(i32 %mask0)
-  %many64 = zext i32 %many to i64
-  %together = mul i64 %step, %many64
-  %fits = icmp ule i64 %together, %ring
-  %mask = select i1 %fits, i32 %mask0, i32 %own
-  %count = select i1 %fits, i64 %many64, i64 1
-  %bytes = select i1 %fits, i64 %together, i64 %step
-  %below = call i32 @egpu.lanes_below()
-  %before = and i32 %mask, %below
-  %rank = call i32 @llvm.ctpop.i32(i32 %before)
-  %leads = icmp eq i32 %rank, 0
-  br i1 %leads, label %lead, label %join
-lead:
-  %claimed = call i64 @egpu.claim(i64 %control, i64 %data, i64 %ring, i64 %bytes, i64 %count)
-  br label %join
-join:
-  %mine = phi i64 [ 0, %entry ], [ %claimed, %lead ]
-  %leader = call i32 @llvm.cttz.i32(i32 %mask, i1 true)
-  %position = call i64 @egpu.shuffle(i64 %mine, i32 %leader, i32 %mask)
+  %alone = and i64 %up, -16
+  %largest = shl i64 %alone, 5
+{_claiming("  %bytes = mul i64 %alone, %many")}
   %failed = icmp eq i64 %position, {NO_ROOM}
   br i1 %failed, label %none, label %some
 none:
   ret i64 0
 some:
   %rank64 = zext i32 %rank to i64
-  %skip = mul i64 %rank64, %step
+  %skip = mul i64 %rank64, %alone
   %here = add i64 %position, %skip
-  %after = add i64 %here, %step
+  %after = add i64 %here, %alone
   store i64 %after, ptr %end, align 8
   %wrap = sub i64 %ring, 1
   %at = and i64 %here, %wrap

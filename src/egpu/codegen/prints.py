@@ -14,7 +14,7 @@ from egpu.bpf.prints import (
     TIME,
     PrintCall,
 )
-from egpu.codegen.helper_call import Call, argument_place, copy
+from egpu.codegen.helper_call import Call, argument_place, copy, is_straight
 from egpu.codegen.ir import GENERIC, GLOBAL
 from egpu.codegen.memory import Place, load_from
 from egpu.codegen.rings import ring_arguments, ring_at
@@ -41,7 +41,8 @@ def print_line(call: Call) -> str:
     arguments = ring_arguments(ring_at(scope, index), str(shown.size))
     result = body.variable(body.fresh("printed"), "i64")
     body.store("i64", str(_EAGAIN), "ptr", result, 8)
-    begun = body.call(_GROUP, "egpu.output_begin", *arguments, "i1 true")
+    together = "true" if all(is_straight(size) for size in shown.values) else "false"
+    begun = body.call(_GROUP, "egpu.output_begin", *arguments, f"i1 {together}")
     record = body.value(f"extractvalue {_GROUP} {begun}, 0")
     write, done = body.fresh("write"), body.fresh("done")
     body.branch_if(body.compare("eq", "i64", record, "0"), done, write)

@@ -27,7 +27,7 @@ from egpu.verifier.verified import Policy, VerifiedProgram
 
 _DISTRIBUTION = "warpbpf"
 # Changes whenever the code that the same program compiles to changes within one version of egpu.
-_REVISION = 8
+_REVISION = 9
 _CONTEXT = "1"  # r1 of a probe: the context is virtual, its address only has to differ from null
 _ENDING = frozenset(row.id for row in HELPERS.values() if row.body == "thread_exit")
 _WHOLE_THREADS = (AttachKind.ENTRY, Level.THREAD)
@@ -72,7 +72,7 @@ def compile_probe(
             *body.declarations,
             *prologue,
             *(_statement(line, parting, tag) for line in body.statements),
-            *_epilogue(body, parting, tag),
+            *_epilogue(point, body, parting, tag),
         ]
     )
     used = dict.fromkeys((*relocations, *body.relocations))
@@ -264,8 +264,15 @@ def _reads_mask(body: KernelText) -> bool:
     return any(SITE_MASK in line for line in body.statements)
 
 
-def _epilogue(body: KernelText, parting: _Parting, tag: str) -> list[str]:
+def _epilogue(point: AttachPoint, body: KernelText, parting: _Parting, tag: str) -> list[str]:
+    """All lanes of a warp enter a kernel together, and it goes on when they have met again.
+
+    To other sites they may come in groups, which can be in the program at the same time; the
+    hardware can merge them there and let them wait for the lanes of one only
+    (``egpu.codegen.rounds``).  Those leave for good, or meet again where the kernel's own branches
+    do.
+    """
     lines = [f"{body.end}:"]
-    if parting is not _Parting.NEVER:  # the kernel goes on when they have met again
+    if point.kind is AttachKind.ENTRY and parting is not _Parting.NEVER:
         lines.append(f"bar.warp.sync %{tag}_g0;")
     return lines

@@ -16,6 +16,11 @@ def probe_read(function: str) -> Callable[[Call], str]:
     def build(call: Call) -> str:
         scope, body = call.scope, call.scope.body
         verified = scope.unit.verified
+        size = scope.operand(call.pc, 2).value
+        if size is None:
+            raise InternalError(f"instruction {call.pc}: {call.helper.name} of no constant size")
+        if not size:
+            return "0"  # nothing is read or written, wherever the pointers lead
         index = own_map(verified.program.maps, ALLOCATIONS)
         if index is None:
             raise UnsupportedError(
@@ -23,9 +28,6 @@ def probe_read(function: str) -> Callable[[Call], str]:
                 "without a table of what may be read",
                 needs="a session, such as that of egpu run, which adds it",
             )
-        size = scope.operand(call.pc, 2).value
-        if size is None:
-            raise InternalError(f"instruction {call.pc}: {call.helper.name} of no constant size")
         place = argument_place(call, 1, size)
         to = place.pointer
         if place.space != GENERIC:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from egpu.bpf.maptypes import BPF_F_CURRENT_CPU, GPU_RING_FULL, MapType, Storage, traits
 from egpu.codegen.arena import RING_CONTROL, RING_GROUP_HEADER
 from egpu.codegen.device_code import RelocKind
-from egpu.codegen.helper_call import Call, argument_place, copy, copy_run_time
+from egpu.codegen.helper_call import Call, argument_place, copy, copy_run_time, is_straight
 from egpu.codegen.scope import STATE_MAPS, Scope
 from egpu.errors import InternalError
 
@@ -141,9 +141,8 @@ def _write(call: Call, ring: Ring, output: _Output) -> str:
     _unless_oversize(call, ring, size, (claim, done))
     arguments = ring_arguments(ring, size)
     kind = "{ i64, i64, i32 }"
-    begun = body.call(
-        kind, "egpu.output_begin", *arguments, f"i1 {'true' if known is not None else 'false'}"
-    )
+    together = "true" if is_straight(known) else "false"
+    begun = body.call(kind, "egpu.output_begin", *arguments, f"i1 {together}")
     record = body.value(f"extractvalue {kind} {begun}, 0")
     body.store("i64", str(output.full), "ptr", result, 8)
     body.branch_if(body.compare("eq", "i64", record, "0"), done, write)
@@ -173,7 +172,9 @@ def ring_reserve(call: Call) -> str:
     body.branch_if(body.compare("eq", "i64", scope.get(3), "0"), right, done)  # as Linux
     body.label(right)
     _unless_oversize(call, ring, size, (claim, done))
-    record = body.call("i64", "egpu.reserve", *ring_arguments(ring, size), f"ptr {ring.state}")
+    same = "false" if scope.operand(call.pc, 2).value is None else "true"
+    arguments = (*ring_arguments(ring, size), f"i1 {same}", f"ptr {ring.state}")
+    record = body.call("i64", "egpu.reserve", *arguments)
     body.store("i64", record, "ptr", result, 8)
     body.branch(done)
     body.label(done)

@@ -212,15 +212,16 @@ def test_output_by_many_lanes(level, size):
     assert run.control("head") == 21 * group
 
 
-def test_lanes_of_different_sizes_go_in_groups():
+def test_lanes_whose_sizes_are_known_at_run_time_go_by_themselves():
+    """A loop copies their records, over which no lanes are held together."""
     spec = MapSpec("events", MapType.RINGBUF, 0, 0, 1 << 17)
     run = Run(probe(SIZES, spec), entry())
     records = run.records(spec)
     seen = Counter((int.from_bytes(record[:8], "little"), len(record)) for record in records)
     assert seen == {(lane, 8 * (lane % 3 + 1)): 21 for lane in range(32)}
-    # Three groups a warp: 11 lanes of 8 and of 16 bytes, 10 of 24.
+    # A warp has 11 lanes of 8 and of 16 bytes, 10 of 24.
     sizes = ((11, 8), (11, 16), (10, 24))
-    assert run.control("head") == 21 * sum((16 + n * size + 15) & ~15 for n, size in sizes)
+    assert run.control("head") == 21 * sum(n * ((16 + size + 15) & ~15) for n, size in sizes)
 
 
 def test_reserve_by_many_lanes():
@@ -242,8 +243,21 @@ def test_lanes_that_work_for_themselves_write_the_same_records(text):
         run = Run(probe(text, spec, points=(leave(),)), leave(), together=together)
         made.append((Counter(run.records(spec)), run.control("produced"), run.control("dropped")))
         lines = [line for line in run.text.splitlines() if ".sync" in line]
-        assert bool(lines[:-1]) == (together is Together.WARP)  # the last one: all meet at the end
+        assert bool(lines) == (together is Together.WARP)
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("level", [Level.THREAD, Level.WARP])
+def test_lanes_wait_for_each_other_at_the_entry_only(level):
+    """Groups that leave at the same time could be merged, and wait for one's lanes only."""
+    text = OUTPUT.format(size=24)
+    spec = MapSpec("events", MapType.RINGBUF, 0, 0, 1 << 17)
+    last = [
+        compile_probe(probe(text, spec, points=(point,)), point=point).text.splitlines()[-1]
+        for point in (entry(level), leave(level))
+    ]
+    assert last[0].startswith("bar.warp.sync ")
+    assert last[1].endswith(":")
 
 
 @pytest.mark.parametrize("together", list(Together))
