@@ -46,6 +46,7 @@ from egpu.splice.sass_ptx import (
     probe_text,
     reads_parameters,
 )
+from egpu.splice.sass_straight import straightened
 
 # (PTX, "sm_90") to a cubin.  ptxas must get these options: constants of a probe's own would have
 # to lie in a bank that the kernel may not have.
@@ -137,6 +138,8 @@ def _lift(
         if relocations_of(parts, lifted.text):
             raise UnsupportedError("a probe whose machine code refers to something outside it")
         block = _block(words_of(parts.parts[lifted.text].data), arch, lifted)
+        if kind is AttachKind.ENTRY:
+            block = replace(block, words=straightened(block.words, arch))
         _check_starts(block, made.starts if kind is AttachKind.EXIT else ())
         blocks[name] = block
     if bank_offset is None:

@@ -12,16 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from egpu.bpf.program import AttachKind, Level
-from egpu.codegen.device_code import DeviceCode, RelocKind, only_per_sm
+from egpu.codegen.device_code import DeviceCode, RelocKind
 from egpu.errors import UnsupportedError
 from egpu.image.ptx import parse
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
 from egpu.splice.ptx_names import AddedNames, added_names
 from egpu.splice.ptx_relocate import Setting, needs, resolve
+from egpu.splice.sass_lane import ELECT_ARCH, elected, elects, for_one_lane
 
 ENTRY, EXIT = "egpu_entry", "egpu_exit"
 # PTX ISA versions that know a target, and the first that takes more than 4352 bytes of parameters.
-_VERSIONS = {80: (7, 0), 86: (7, 1), 89: (7, 8), 90: (7, 8)}
+_VERSIONS = {80: (7, 0), 86: (7, 1), 89: (7, 8), 90: (8, 0)}
 LARGE_PARAMETERS, _LARGE_VERSION = 4352, (8, 1)
 # Bytes of shared memory that no kernel has, as far as an LDS reaches (24 bits, signed): where the
 # saved start is "read".
@@ -101,7 +102,15 @@ def probe_text(
         chosen = [each for each in probes if each.kind is kind]
         if not chosen:
             continue
-        bodies = [_apart(each, resolve(each, setting).strip(), names) for each in chosen]
+        # Several exit probes share a mask of lanes of which most have ended; and of one lane all
+        # values are uniform.
+        simple = len(chosen) == 1 and manner.apart is Apart.NOTHING
+        electing = arch >= ELECT_ARCH and (kind is AttachKind.ENTRY or simple)
+        bodies = []
+        for each in chosen:
+            body = resolve(each, setting).strip()
+            by_hardware = electing and elects(body)
+            bodies.append(elected(body) if by_hardware else for_one_lane(each, body, names))
         if kind is AttachKind.EXIT:
             text = _leaving(chosen, bodies, manner.apart)
             if manner.apart is Apart.EVERYTHING:
@@ -113,36 +122,6 @@ def probe_text(
         out.append(f".visible .entry {name}({parameters}{launch}){held}\n{{\n{text}ret;\n}}\n")
     leaving = [each for each in probes if each.kind is AttachKind.EXIT]
     return ProbeText("".join(out), tuple(each for each in START_PLACES if needs(leaving, each)))
-
-
-def _apart(code: DeviceCode, body: str, names: AddedNames) -> str:
-    """The text of a probe that one lane runs, with addresses that differ by lane for all that the
-    assembler knows.
-
-    What it takes for the same in all lanes it adds up over the lanes that are there, and it does
-    not know that there is one: a dozen instructions for nothing.  What is zero is what chose the
-    lane: which lanes below it are there, after they went another way, or its indices.  Addresses
-    in per-SM maps have it from the beginning (``codegen.primitives``).
-    """
-    chosen = _CHOSEN.search(body)
-    if code.level is Level.THREAD or chosen is None:
-        return body
-    head, rest = body[: chosen.start()], body[chosen.end() :]
-    if code.level is Level.WARP:  # of a block's warps most would read them for nothing
-        head += "".join(f"{each[0]}\n" for each in _SLOW.finditer(rest))
-        rest = _SLOW.sub("", rest)
-    if only_per_sm(code.relocations):
-        return head + chosen[0] + rest
-    base = re.compile(rf"ld\.param\.u64 ([%$\w]+), \[{re.escape(names.launch)}\+0\];")
-    zero = f"\n.reg .b64 %egpu_zero;\ncvt.u64.u32 %egpu_zero, {chosen[1]};"
-    rest = base.sub(r"\g<0> add.s64 \1, \1, %egpu_zero;", rest)
-    return head + chosen[0] + zero + rest
-
-
-# Special registers that take long to read and never change: they are read while the lane is chosen.
-_SLOW = re.compile(r"mov\.u32\s+[%$\w]+, %(?:smid|warpid);")
-# How a probe chooses the lane that runs it (codegen.probe): what is left of others decides.
-_CHOSEN = re.compile(r"setp\.ne\.b32\s+[%$\w]+_go, ([%$\w]+), 0;\n@[%$\w]+_go bra [%$\w]+;")
 
 
 # A zero of which the assembler does not know it, nor that it is the same in all lanes.

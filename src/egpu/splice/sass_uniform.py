@@ -74,6 +74,7 @@ ALWAYS: dict[int, tuple[int, ...]] = {
     0x2BE: (16, 32),         # UBREV
     0x2BF: (16, 32),         # UPOPC
     UMOV: (16, 32),          UMOV_IMMEDIATE: (16,),
+    0x82F: (16, 32),         # ELECT
     ULDC: (16,),             VOTEU: (16,),           REDUX: (16,),
     R2UR: (16,),             R2UR_BEFORE_90: (16,),  S2UR: (16,),
 }
@@ -89,7 +90,6 @@ SOMETIMES: dict[int, tuple[int, ...]] = {
 }
 # Instructions that kernels have and probes do not: fields, and how many more registers each names.
 _KERNEL_FIELDS: dict[int, tuple[tuple[int, int], ...]] = {
-    0x82F: ((16, 0), (32, 0)),                    # ELECT
     0x5B2: ((16, 1), (24, 1), (32, 1)),           # SYNCS.EXCH
     0x9A7: ((64, 0),),                            # SYNCS.ARRIVE
     0x5A7: ((64, 0),),                            # SYNCS.PHASECHK
