@@ -1,6 +1,7 @@
 """What probes in machine code cost eight PyTorch operators: ratios to processes without egpu.
 
-    PYTHONPATH=src python bench/operators.py [--repeats N] [--json FILE]
+    PYTHONPATH=src python bench/operators.py [--repeats N] [--only WAY]... [--operator NAME]...
+                                             [--rounds N] [--json FILE]
 
 Processes with and without probes alternate, and every probed one must give the same results.
 Needs a GPU and PyTorch.  ``counters``: threads counted per SM at entry and exit by a lane of each
@@ -38,9 +39,9 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 
 
-def run_once(way: str) -> dict:
+def run_once(way: str, chosen: list[str]) -> dict:
     """What one process measured."""
-    workload = [sys.executable, str(HERE / "operators_workload.py")]
+    workload = [sys.executable, str(HERE / "operators_workload.py"), *chosen]
     if WAYS[way]:
         # What egpu writes goes elsewhere: records would come between the workload's own writes.
         options = ["--json", "-o", os.devnull, "--machine-code"]
@@ -54,12 +55,12 @@ def run_once(way: str) -> dict:
     return json.loads(line)
 
 
-def measure(ways: list[str], repeats: int) -> dict[str, dict[str, float]]:
+def measure(ways: list[str], repeats: int, chosen: list[str]) -> dict[str, dict[str, float]]:
     """Median microseconds by way and operator, after results were compared."""
     seen: dict[str, list[dict]] = {way: [] for way in ways}
     for _ in range(repeats):
         for way in ways:
-            seen[way].append(run_once(way))
+            seen[way].append(run_once(way, chosen))
     expected = seen["plain"][0]["digests"]
     for way, runs in seen.items():
         for each in runs:
@@ -99,10 +100,12 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", action="append", default=[], choices=[*WAYS][1:])
+    parser.add_argument("--operator", action="append", default=[], metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=9, help="of which a process takes the median")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     ways = ["plain", *(options.only or [*WAYS][1:])]
-    times = measure(ways, options.repeats)
+    times = measure(ways, options.repeats, [str(options.rounds), *options.operator])
     print(table(times))
     if options.json:
         result = {"us": times, "ratios": ratios(times), "repeats": options.repeats}

@@ -1,6 +1,6 @@
 """Eight PyTorch operators, each timed by itself: microseconds a call, as CUDA events have it.
 
-    operators_workload.py [ROUNDS]
+    operators_workload.py [ROUNDS [NAME]...]
 
 One JSON object: {"times": {operator: us}, "digests": {operator: hash}}.  77 without PyTorch.
 """
@@ -46,13 +46,15 @@ def time_us(torch, run):
     return begin.elapsed_time(end) * 1e3 / CALLS
 
 
-def main(rounds):
+def main(rounds, names):
     try:
         import torch  # noqa: PLC0415 - what this is about
     except ImportError:
         return MISSING
     times, digests = {}, {}
     for name, run in operators(torch).items():
+        if names and name not in names:
+            continue
         for _ in range(WARM):
             result = run()
         digests[name] = hashlib.sha256(result.float().cpu().numpy().tobytes()).hexdigest()[:16]
@@ -62,4 +64,4 @@ def main(rounds):
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 9))
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 9, sys.argv[2:]))
