@@ -23,10 +23,10 @@ from observing import (
 from egpu.bpf.demangle import demangle
 
 
-def both(argv: Sequence[str]) -> str:
+def both(argv: Sequence[str], *options: str) -> str:
     """The common case: run plainly, run probed, compare, count."""
     unprobed = plain(argv)
-    run = probed(argv)
+    run = probed(argv, options=options)
     require_same(unprobed, run)
     launches = require_totals(run)
     return f"{launches} launches, {len(run.last['kernels'])} kernels exact"
@@ -39,6 +39,11 @@ def runtime_static(built: Built) -> str:
     launches = sum(row["launches"] for row in plain(argv).last["kernels"].values())
     require(launches >= 5000, f"only {launches} launches")
     return answer
+
+
+def runtime_ptx(built: Built) -> str:
+    """The same program, its PTX probed although it has machine code."""
+    return both([built.program("runtime_static")], "--no-machine-code")
 
 
 def runtime_shared(built: Built) -> str:
@@ -120,7 +125,8 @@ def repeated(built: Built) -> str:
 
 def block_exits_ptx(built: Built) -> str:
     """kretprobe.block runs once a block, of every shape, in streams and graphs."""
-    return block_exits([built.program("runtime_static")], trapping=["cooperative"])
+    argv = [built.program("runtime_static")]
+    return block_exits(argv, "--no-machine-code", trapping=["cooperative"])
 
 
 def block_exits_machine_code(built: Built) -> str:
@@ -154,6 +160,7 @@ def _cost(run: Observed) -> dict:
 
 CHECKS = (
     runtime_static,
+    runtime_ptx,
     runtime_shared,
     driver_program,
     python_program,

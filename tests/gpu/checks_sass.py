@@ -17,14 +17,13 @@ from observing import (
     rows_by_name,
 )
 
-ON = ("--machine-code",)  # an experiment, off by default
 _MISSING = 77  # exit code of frameworks.py: not installed
 
 
 def sass_counts(built: Built) -> str:
     """Every launch shape, kernels written to be disturbed: exact counts, the same results."""
     argv = [built.program("machine_code")]
-    unprobed, run = plain(argv), probed(argv, options=ON)
+    unprobed, run = plain(argv), probed(argv)
     require_same(unprobed, run)
     return f"{require_totals(run)} launches exact"
 
@@ -35,7 +34,7 @@ def sass_repeated(built: Built) -> str:
     unprobed = plain(argv)
     launches = 0
     for _ in range(3):
-        run = probed(argv, options=ON)
+        run = probed(argv)
         require_same(unprobed, run)
         launches += require_totals(run)
     return f"{launches} launches exact"
@@ -45,7 +44,7 @@ def sass_stress(built: Built) -> str:
     """More than 100,000 short launches: streams, graphs, a second context, and every device."""
     argv = [built.program("stress"), "1100"]
     unprobed = plain(argv)
-    run = probed(argv, options=ON, timeout=300)
+    run = probed(argv, timeout=300)
     require_same(unprobed, run)
     launches = require_totals(run)
     require(launches > 100_000, f"only {launches} launches")
@@ -55,10 +54,12 @@ def sass_stress(built: Built) -> str:
 def sass_preferred(built: Built) -> str:
     """Where a program has machine code and PTX, probes go into the machine code."""
     argv = [built.program("runtime_static")]
-    unprobed, run = plain(argv), probed(argv, options=ON)
+    unprobed, run = plain(argv), probed(argv, options=("--explain",))
     require_same(unprobed, run)
     launches = require_totals(run)
-    return f"{launches} launches exact"
+    ways = [row["way"] for row in run.report["explain"] if row["probed"]]
+    require(set(ways) == {"SASS"}, f"probed by {sorted(ways)}")
+    return f"{launches} launches exact, all {len(ways)} kernels in machine code"
 
 
 def sass_latencies(built: Built) -> str:
@@ -66,7 +67,7 @@ def sass_latencies(built: Built) -> str:
     argv = [built.program("machine_code"), "4"]
     unprobed, run = (
         plain(argv),
-        probed(argv, tool="kernellat", options=(*ON, "--allow-occupancy-loss")),
+        probed(argv, tool="kernellat", options=("--allow-occupancy-loss",)),
     )
     require_same(unprobed, run)
     seen, count = require_accounted(run)
@@ -84,11 +85,11 @@ def sass_constants(built: Built) -> str:
     """__constant__ variables that change between launches: right in PTX, refused by kernel in
     machine code."""
     argv = [built.program("constants")]
-    unprobed, run = plain(argv), probed(argv, options=ON)
+    unprobed, run = plain(argv), probed(argv)
     require_same(unprobed, run)
     launches = require_totals(run)
     argv = [built.program("constants_alone")]
-    unprobed, run = plain(argv), probed(argv, options=ON)
+    unprobed, run = plain(argv), probed(argv)
     require_same(unprobed, run)
     rows = rows_by_name(run.report)
     seen = rows["scaled"]["launches_seen"]
@@ -107,7 +108,7 @@ def _framework(name: str, *, allowed: frozenset[str] = frozenset()) -> str:
     if unprobed.code == _MISSING:
         return f"skipped: {unprobed.errors.strip().splitlines()[-1]}"
     require(unprobed.code == 0, f"unprobed: exit {unprobed.code}: {unprobed.errors[-2000:]}")
-    run = probed(argv, timeout=500, options=ON)
+    run = probed(argv, timeout=500)
     require(run.code == 0, f"probed: exit {run.code}: {run.errors[-2000:]}")
     require(bool(unprobed.last) and run.last.keys() == unprobed.last.keys(), "other results")
     wrong = [key for key, value in unprobed.last.items() if run.last[key] != value]

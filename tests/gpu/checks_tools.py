@@ -93,7 +93,7 @@ def blocksched_machine_code(built: Built) -> str:
     """Kernels that have no PTX: a record for each block of each launch that was probed."""
     argv = [built.program("machine_code"), "4"]
     unprobed = plain(argv)
-    options = ("--machine-code", "--allow-occupancy-loss", "--explain")
+    options = ("--allow-occupancy-loss", "--explain")
     run = probed(argv, tool="blocksched", options=options)
     require_same(unprobed, run)
     rows = [row for row in rows_by_name(run.report, run.errors).values() if row["launches_probed"]]

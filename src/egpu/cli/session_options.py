@@ -27,7 +27,7 @@ occupancy_option = click.option(
 machine_code_option = click.option(
     "--machine-code/--no-machine-code",
     default=None,
-    help="Experimental: probe machine code where there is some, and PTX elsewhere (see docs).",
+    help="Probe machine code where there is some, and PTX elsewhere; on unless switched off.",
 )
 pin_option = click.option(
     "--pin",

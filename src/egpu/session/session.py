@@ -57,7 +57,7 @@ class Options:
     every attach point. ``twin_wait_s``: how long the first launch of a kernel waits for its twin.
     ``allow_occupancy_loss``: use twins with fewer resident blocks per SM. ``follow``: probe child
     processes too. ``machine_code``: probe a kernel's machine code where the device runs a cubin
-    of it, and PTX elsewhere, instead of PTX alone; this is an experiment (docs/machine-code.md).
+    of it, and PTX elsewhere (docs/machine-code.md), instead of PTX alone.
     ``allow_control``: programs may change what the workload does (end threads). ``lost_updates``:
     programs may update what other threads update at the same time (some updates are then lost).
     ``map_deletions``: hash maps can be deleted from by the session although no program does, which
@@ -78,7 +78,7 @@ class Options:
     twin_wait_s: float = 10.0
     allow_occupancy_loss: bool = False
     follow: bool = True
-    machine_code: bool = False
+    machine_code: bool = True
     map_deletions: bool = False
     sample: int = 1
     allow_control: bool = False

@@ -158,6 +158,16 @@ def test_the_exit_code_is_the_workloads(started, monkeypatch, capsys, status, co
     assert json.loads(capsys.readouterr().out)["x"] == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "on"), [("", True), ("--machine-code ", True), ("--no-machine-code ", False)]
+)
+def test_machine_code_is_on_unless_switched_off(started, monkeypatch, given, on):
+    calls = started(FakeSession())
+    monkeypatch.setattr(registry, "new_tool", lambda _: FakeTool())
+    assert main(f"run kernelcount --sim {given}-- app".split()) == 0
+    assert calls[0][2].machine_code is on
+
+
 def test_the_report_goes_to_a_file(started, monkeypatch, capsys, tmp_path):
     started(FakeSession())
     monkeypatch.setattr(registry, "new_tool", lambda _: FakeTool())
