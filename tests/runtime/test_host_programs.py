@@ -23,7 +23,7 @@ HEAD = """
 static __always_inline __u64 *at(void *map, __u32 key) { return bpf_map_lookup_elem(map, &key); }
 static __always_inline void add(void *map, __u32 key, __u64 n) {
   __u64 *value = at(map, key);
-  if (value) __atomic_fetch_add(value, n, __ATOMIC_RELAXED);
+  if (value) __sync_fetch_and_add(value, n);
 }
 char LICENSE[] SEC("license") = "GPL";
 #define CALL "libcuda.so.1:cuLaunchKernel"

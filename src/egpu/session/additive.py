@@ -12,17 +12,21 @@ from egpu.bpf.isa import instructions
 from egpu.bpf.prints import VALUES_LIMIT
 from egpu.bpf.program import MapSpec
 from egpu.maps import summable
-from egpu.verifier import VerifiedProgram
+from egpu.verifier import VerifiedProgram, liveness, structure
+from egpu.verifier.liveness import Liveness
 from egpu.verifier.verified import PRINTED_VALUE, Operand, Region, RmwOp
 
 _LOOKUP = 1  # bpf_map_lookup_elem
-_ADD = 0  # imm of an atomic add without fetch (RFC 9669, table "atomic operations")
+# imm of an atomic add, and of one that fetches (RFC 9669, table "atomic operations"): compilers
+# emit the latter for __sync_fetch_and_add whether or not anybody wants the old value.
+_ADD, _FETCH_ADD = 0, 1
 _ATOMIC = (0xC3, 0xDB)  # STX | ATOMIC | W and DW
 _CALL = 0x85
 
 
 def additive_maps(programs: Sequence[VerifiedProgram], maps: Sequence[MapSpec]) -> frozenset[int]:
-    """Indices of the maps that every program only adds to (``*v += n`` or an atomic add)."""
+    """Indices of the maps that every program only adds to: ``*v += n``, or an atomic add whose old
+    value nobody uses."""
     added = added_to_only(programs, len(maps))
     # Maps inside others are reached by one code, so they must be laid out alike.
     inner = {index for spec in maps for index in spec.inner}
@@ -43,6 +47,7 @@ _OPERANDS = PRINTED_VALUE + VALUES_LIMIT  # registers, and values taken from arr
 def _used_otherwise(verified: VerifiedProgram) -> Iterator[int]:
     facts, count = verified.facts, len(verified.program.maps)
     added: set[int] = set()
+    after: Liveness | None = None
     for store, rmw in facts.rmw.items():
         if rmw.op is RmwOp.ADD:
             added.update((store, rmw.load_pc, *rmw.skip_pcs))
@@ -53,6 +58,10 @@ def _used_otherwise(verified: VerifiedProgram) -> Iterator[int]:
         if pc in added or (insn.opcode in _ATOMIC and insn.imm == _ADD):
             # The value that is added must not point into a map; the verifier saw to that.
             continue
+        if insn.opcode in _ATOMIC and insn.imm == _FETCH_ADD:
+            after = after or liveness.analyse(structure.analyse(verified.program, verified.policy))
+            if not after.at(pc + 1).registers >> insn.src & 1:  # the old value is not used
+                continue
         for register in range(_OPERANDS):
             operand = facts.operands.get((pc, register))
             if operand is not None and _reaches(operand):

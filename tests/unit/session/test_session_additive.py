@@ -58,7 +58,13 @@ def additive(body, kind=MapType.PERCPU_ARRAY, spec=U64):
 
 @pytest.mark.parametrize(
     "body",
-    [ADD, "mov %r1, 1\nlock add [%r0], %r1\n", "ldxdw %r1, [%r0]\nsub %r1, 3\nstxdw [%r0], %r1\n"],
+    [
+        ADD,
+        "mov %r1, 1\nlock add [%r0], %r1\n",
+        "mov %r1, 1\nlock fetch add [%r0], %r1\n",
+        "mov %r3, 1\nlock fetch add [%r0], %r3\nmov %r3, 7\n",
+        "ldxdw %r1, [%r0]\nsub %r1, 3\nstxdw [%r0], %r1\n",
+    ],
 )
 def test_adding_only(body):
     assert additive(body) == {0}
@@ -70,7 +76,9 @@ def test_adding_only(body):
         "ldxdw %r1, [%r0]\nmov %r3, %r1\n",  # read
         "mov %r1, 5\nstxdw [%r0], %r1\n",  # written
         "ldxdw %r1, [%r0]\nor %r1, 3\nstxdw [%r0], %r1\n",  # another operation
-        "mov %r1, 1\nlock fetch add [%r0], %r1\n",  # the old value is seen
+        "mov %r1, 1\nlock fetch add [%r0], %r1\nmov %r3, %r1\n",  # the old value is seen
+        "mov %r1, 1\nlock fetch add [%r0], %r1\njeq %r1, 7, out\nmov %r1, 2\n",
+        "mov %r1, 1\nlock fetch or [%r0], %r1\n",
         "mov %r1, 1\nlock or [%r0], %r1\n",
         ADD + "ldxdw %r1, [%r0]\n",
         UPDATE,
