@@ -1,4 +1,7 @@
-/* The one device and its contexts. */
+/* The devices and their contexts.
+ *
+ * EGPU_SIM_DEVICES says how many there are, 1 without it.  They are alike, and share what is simulated: one
+ * memory, one interpreter.  Programs and the agent see as many devices, each with its contexts. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,25 +9,42 @@
 #include "driver.h"
 
 static const char device_name[] = "egpu simulated device (sm_90)";
-static const char device_uuid[16] = {'e', 'g', 'p', 'u', '-', 's', 'i', 'm', 'u', 'l', 'a', 't', 'e', 'd', 0, 1};
+static const char first_uuid[16] = {'e', 'g', 'p', 'u', '-', 's', 'i', 'm', 'u', 'l', 'a', 't', 'e', 'd', 0, 1};
 
-static struct sim_context primary = {.tag = TAG_CONTEXT, .primary = true};
+enum { MOST_DEVICES = 8 };
+static struct sim_context primaries[MOST_DEVICES];
 
 /* contexts below the current one, of this thread */
 enum { STACK_DEPTH = 32 };
 static _Thread_local struct sim_context *stack[STACK_DEPTH];
 static _Thread_local int depth;
 
+static int device_count(void) {
+  const char *wanted = getenv("EGPU_SIM_DEVICES");
+  int count = wanted ? atoi(wanted) : 1;
+  return count < 1 ? 1 : count > MOST_DEVICES ? MOST_DEVICES : count;
+}
+
+bool sim_is_device(CUdevice device) { return device >= 0 && device < device_count(); }
+
 static CUresult check_device(CUdevice device) {
   TRY(sim_check());
-  return device == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  return sim_is_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+static struct sim_context *primary_of(CUdevice device) {
+  struct sim_context *found = &primaries[device];
+  found->tag = TAG_CONTEXT;
+  found->primary = true;
+  found->device = device;
+  return found;
 }
 
 API CUresult cuDeviceGetCount(int *count) {
   ENTER();
   TRY(sim_check());
   NEED(count);
-  *count = 1;
+  *count = device_count();
   return CUDA_SUCCESS;
 }
 
@@ -32,8 +52,8 @@ API CUresult cuDeviceGet(CUdevice *device, int ordinal) {
   ENTER();
   TRY(sim_check());
   NEED(device);
-  if (ordinal != 0) return CUDA_ERROR_INVALID_DEVICE;
-  *device = 0;
+  if (!sim_is_device(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+  *device = ordinal;
   return CUDA_SUCCESS;
 }
 
@@ -52,7 +72,8 @@ API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
   ENTER();
   TRY(check_device(device));
   NEED(uuid);
-  memcpy(uuid->bytes, device_uuid, sizeof device_uuid);
+  memcpy(uuid->bytes, first_uuid, sizeof first_uuid);
+  uuid->bytes[sizeof first_uuid - 1] = (char)(first_uuid[sizeof first_uuid - 1] + device);
   return CUDA_SUCCESS;
 }
 API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) { return cuDeviceGetUuid(uuid, device); }
@@ -79,7 +100,8 @@ API CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device) 
 API CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device) {
   ENTER();
   TRY(check_device(device));
-  static const char text[] = "0000:00:00.0";
+  char text[] = "0000:00:00.0";
+  text[6] = (char)('0' + device);
   NEED(id && size >= (int)sizeof text);
   memcpy(id, text, sizeof text);
   return CUDA_SUCCESS;
@@ -146,23 +168,24 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
   ENTER();
   TRY(check_device(device));
   NEED(context);
-  primary.references++;
-  *context = &primary;
+  *context = primary_of(device);
+  (*context)->references++;
   return CUDA_SUCCESS;
 }
 
 API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   ENTER();
   TRY(check_device(device));
-  if (!primary.references) return CUDA_ERROR_INVALID_CONTEXT;
-  primary.references--;
+  struct sim_context *primary = primary_of(device);
+  if (!primary->references) return CUDA_ERROR_INVALID_CONTEXT;
+  primary->references--;
   return CUDA_SUCCESS;
 }
 
 API CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
   ENTER();
   TRY(check_device(device));
-  primary.references = 0; /* modules and memory are the process's here: they stay until it ends */
+  primary_of(device)->references = 0; /* modules and memory are the process's here: they stay until it ends */
   return CUDA_SUCCESS;
 }
 
@@ -170,8 +193,8 @@ API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *a
   ENTER();
   TRY(check_device(device));
   NEED(flags && active);
-  *flags = primary.flags;
-  *active = primary.references > 0;
+  *flags = primary_of(device)->flags;
+  *active = primary_of(device)->references > 0;
   return CUDA_SUCCESS;
 }
 
@@ -179,7 +202,7 @@ API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
   ENTER();
   TRY(check_device(device));
   NEED(!(flags & ~0xffu));
-  primary.flags = flags;
+  primary_of(device)->flags = flags;
   return CUDA_SUCCESS;
 }
 
@@ -196,7 +219,7 @@ API CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
   NEED(context && !(flags & ~0xffu));
   struct sim_context *made = calloc(1, sizeof *made);
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
-  *made = (struct sim_context){.tag = TAG_CONTEXT, .flags = flags, .references = 1};
+  *made = (struct sim_context){.tag = TAG_CONTEXT, .flags = flags, .references = 1, .device = device};
   CUresult result = push(made);
   if (result) {
     free(made);
@@ -261,7 +284,7 @@ API CUresult cuCtxGetDevice(CUdevice *device) {
   ENTER();
   TRY(sim_check_context());
   NEED(device);
-  *device = 0;
+  *device = sim_current->device;
   return CUDA_SUCCESS;
 }
 

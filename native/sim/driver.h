@@ -1,4 +1,4 @@
-/* Inside of the stand-in driver: one device, one lock, everything executes in call order.
+/* Inside of the stand-in driver: devices that are alike, one lock, everything executes in call order.
  *
  * The driver keeps memory, handles and captures; images are read and kernels run by the server at
  * the other end of a Unix socket (wire.c, src/egpu/sim/server.py). */
@@ -28,6 +28,7 @@ struct sim_context {
   unsigned flags;
   bool primary;
   int references;
+  int device;
 };
 
 struct sim_parameter {
@@ -154,6 +155,7 @@ uint64_t sim_thread(void);
 uint64_t sim_nanoseconds(void);
 uint64_t sim_unique(void);
 unsigned sim_sm_count(void);
+bool sim_is_device(CUdevice device);
 
 /* Every entry point holds the lock from its first line to its return. */
 static inline void sim_release(int *held) {

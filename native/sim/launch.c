@@ -65,7 +65,7 @@ API CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel kernel, CU
   ENTER();
   TRY(sim_check());
   struct sim_function *function;
-  NEED(value && device == 0);
+  NEED(value && sim_is_device(device));
   TRY(function_resolve(kernel, &function));
   return get_attribute(function, attribute, value);
 }
@@ -74,7 +74,7 @@ API CUresult cuKernelSetAttribute(int attribute, int value, CUkernel kernel, CUd
   ENTER();
   TRY(sim_check());
   struct sim_function *function;
-  NEED(device == 0);
+  NEED(sim_is_device(device));
   TRY(function_resolve(kernel, &function));
   return set_attribute(function, attribute, value);
 }
