@@ -30,6 +30,7 @@ NVCC_PROGRAMS = {
     "constants_alone": (_MACHINE_CODE,                      "constants.cu"),
     "persistent":      (("-arch=sm_90",),                   "persistent.cu"),
     "stress":          (_MACHINE_CODE,                      "stress.cu"),
+    "two_devices":     (("-arch=sm_90",),                   "two_devices.cu"),
 }
 # fmt: on
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from block_exit_totals import wrong_block_exits
 from building import HERE, WORKLOADS, Built
@@ -69,6 +69,35 @@ def demo_program(built: Built) -> str:
     require(run.code == 0, f"probed: exit {run.code}: {run.errors[-2000:]}")
     require(run.output == unprobed.output, f"output differs:\n{run.output}{unprobed.output}")
     return f"{require_totals(run)} launches exact"
+
+
+def two_devices(built: Built) -> str:
+    """Two devices in one process, several threads, graphs: exact on each, both ways."""
+    argv = [built.program("two_devices")]
+    unprobed = plain(argv)
+    if unprobed.code == _TOO_FEW:
+        return f"skipped: {unprobed.errors.strip()}"
+    answers = []
+    for option in ("--machine-code", "--no-machine-code"):
+        run = probed(argv, options=(option,))
+        require_same(unprobed, run)
+        launches = require_totals(run)
+        rows = rows_by_name(run.report)
+        for kernel, given in json.loads(run.output.splitlines()[-2])["devices"].items():
+            require(_by_device(rows[kernel]) == sorted(given), f"{option}: {kernel} by device")
+        answers.append(f"{launches} launches exact by {option.removeprefix('--')}")
+    return "; ".join(answers)
+
+
+_TOO_FEW = 77
+
+
+def _by_device(row: Mapping) -> list[list[int]]:
+    """[threads, blocks] of each of two devices that are alike; they follow each other in the
+    report, in the order in which they were first used."""
+    half = len(row["threads_per_sm"]) // 2
+    parts = (slice(0, half), slice(half, None))
+    return sorted([sum(row["threads_per_sm"][p]), sum(row["blocks_per_sm"][p])] for p in parts)
 
 
 def latencies(built: Built) -> str:
@@ -165,6 +194,7 @@ CHECKS = (
     driver_program,
     python_program,
     demo_program,
+    two_devices,
     latencies,
     block_exits_ptx,
     block_exits_machine_code,
