@@ -6,6 +6,7 @@ import random
 import pytest
 
 from egpu.bpf.asm import assemble
+from egpu.bpf.helpers import HELPERS
 from egpu.bpf.insn import program_from_code
 from egpu.bpf.interp import run
 from egpu.bpf.interp_helpers import MapState, Place
@@ -123,6 +124,46 @@ def test_texts(number, name):
         byte, _ = both(number, size, memory.starts[0], place, memory)
         text = b"" if length is None else data.partition(b"\0")[0][: size - 1]
         assert byte == text.ljust(size, b"\0")[place]
+
+
+@pytest.mark.parametrize("number", READ + TEXT)
+def test_nothing_is_read(number):
+    """Of size 0, as Linux takes it: 0, and no byte changes, wherever the address leads."""
+    memory = Memory(DATA)
+    for address in (memory.starts[0], memory.starts[0] + 64, 8, 0, 2**64 - 4):
+        for at in (0, 63):
+            assert both(number, 0, address, at, memory) == (0xFF, 0)
+
+
+@pytest.mark.parametrize("number", READ + TEXT)
+def test_nothing_is_read_without_a_table(number):
+    made = program_from_code(program(number, 0, 8, 5).code)
+    assert run(made) == 0xFF << 32
+    assert run_host(verify(made, policy=Policy.PROBE), bytearray()) == 0xFF << 32
+
+
+WRONG = {
+    "no pointer": ("mov %r1, 0\nmov %r2, 0", "r1 is a number"),
+    "outside the frame": ("mov %r1, %r10\nmov %r2, 0", "outside its frame"),
+    "no constant": (
+        "call 7\nand %r0, 7\nmov %r2, %r0\nmov %r1, %r10\nadd %r1, -8",
+        "a constant size from 0 to 256",
+    ),
+    "below 0": ("mov %r1, %r10\nadd %r1, -8\nmov %r2, -1", "a constant size from 0 to 256"),
+    "one or the other": (
+        "call 7\nmov %r1, %r10\nadd %r1, -8\nmov %r2, 0\njset %r0, 1, +1\nmov %r2, 8",
+        "r2 of {name} is a different constant on different ways to this call",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("number", READ + TEXT)
+def test_refused_sizes(number, name):
+    text, words = WRONG[name]
+    made = program_from_code(assemble(f"{text}\nmov %r3, 8\ncall {number}\nmov %r0, 0\nexit"))
+    with pytest.raises(VerifierError, match=words.format(name=HELPERS[number].name)):
+        verify(made)
 
 
 def test_memory_of_programs_is_read_directly():

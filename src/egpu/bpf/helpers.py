@@ -22,6 +22,7 @@ class Arg(enum.Enum):
     VALUE = "value"  # readable memory of the map's value_size
     READ = "read"  # readable memory, size in the next argument
     SIZE = "size"  # byte count of the argument before, > 0
+    SIZE_OR_ZERO = "size or zero"  # the same of a WRITE before it, which 0 makes nothing of
     CONST_SIZE = "const_size"  # a constant byte count (record size), > 0
     WRITE = "write"  # writable memory, may be uninitialised, size in the next argument
     PARAMETER = "parameter"  # a constant: which of the kernel's parameters
@@ -106,7 +107,7 @@ _A = Arg
 _XYZ = (Arg.OUT_U64, Arg.OUT_U64, Arg.OUT_U64)
 _XYZ_C = "long (*%s)(__u64 *x, __u64 *y, __u64 *z)"
 
-_FROM = (Arg.WRITE, Arg.SIZE, Arg.ANYTHING)
+_FROM = (Arg.WRITE, Arg.SIZE_OR_ZERO, Arg.ANYTHING)
 
 
 def _probe_read(number: int, name: str) -> Helper:

@@ -35,6 +35,8 @@ def _workload(machine: Machine, address: int) -> bytes:
 
 
 def _probe_read(machine: Machine, args: Sequence[int]) -> int:
+    if not args[1]:
+        return 0  # as Linux: nothing is read or written, wherever the pointers lead
     found = _workload(machine, args[2])[: args[1]]
     good = len(found) == args[1]
     machine.space.view(args[0], args[1], write=True)[:] = found if good else bytes(args[1])
@@ -42,6 +44,8 @@ def _probe_read(machine: Machine, args: Sequence[int]) -> int:
 
 
 def _probe_read_text(machine: Machine, args: Sequence[int]) -> int:
+    if not args[1]:
+        return 0
     found, end, _ = _workload(machine, args[2])[: args[1] - 1].partition(b"\0")
     good = bool(end) or len(found) == args[1] - 1
     text = found if good else b""

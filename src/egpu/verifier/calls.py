@@ -157,8 +157,9 @@ class _Call:
                 size = self._size(register + 1)
                 self._memory(register, value, size, Access.READ)
                 self.ring_bytes += _rounded(size)
-            case Arg.SIZE:
-                pass  # checked with the pointer before it
+            case Arg.SIZE | Arg.SIZE_OR_ZERO:  # checked with the pointer before it
+                if self.helper.args[position - 1] is Arg.WRITE:
+                    self._one_constant(register)
             case Arg.FORMAT:
                 length = self._number(register + 1)
                 pointer = self._memory(register, value, max(1, length.umax), Access.READ)
@@ -172,12 +173,7 @@ class _Call:
             case Arg.CONST_SIZE:
                 self._constant_size(register, value)
             case Arg.WRITE:
-                length = self._number(register + 1)
-                size = length.constant() or 0
-                if not 0 < size <= WRITE_LIMIT:
-                    needs = f"a constant size from 1 to {WRITE_LIMIT}"
-                    raise self._refuse(register + 1, length, needs, "pass sizeof a buffer")
-                self.outputs.append((self._memory(register, value, size, Access.WRITE), size))
+                self._written(position, register, value)
             case Arg.PARAMETER:
                 self._parameter(register, value)
             case Arg.OUT_U64:
@@ -277,6 +273,30 @@ class _Call:
                 checks.stack_writable(self.state, pointer, size)
         return pointer
 
+    def _written(self, position: int, register: int, value: Scalar | Pointer) -> None:
+        """A buffer that the helper writes, with its size in the register after it."""
+        length = self._number(register + 1)
+        size = length.constant()
+        least = 0 if self.helper.args[position + 1] is Arg.SIZE_OR_ZERO else 1
+        if size is None or not least <= size <= WRITE_LIMIT:
+            needs = f"a constant size from {least} to {WRITE_LIMIT}"
+            raise self._refuse(register + 1, length, needs, "pass sizeof a buffer")
+        if size:
+            self.outputs.append((self._memory(register, value, size, Access.WRITE), size))
+        else:  # nothing is written, but as in Linux the pointer has to be right
+            pointer = checks.dereferenced(self.setting, value, register, Access.WRITE)
+            checks.in_bounds(self.setting, pointer, int(pointer.region is _STACK))
+
+    def _one_constant(self, register: int) -> None:
+        """An argument that is compiled into the call is the same on every way to it."""
+        if self.recorder.operands[self.step.pc, register].value is None:
+            raise Refusal(
+                "P2",
+                f"r{register} of {self.helper.name} is a different constant on different ways "
+                "to this call",
+                hint="call the helper once for each",
+            )
+
     def _size(self, register: int) -> int:
         """The greatest byte count that a SIZE argument may be."""
         size = self._number(register)
@@ -296,6 +316,7 @@ class _Call:
             needs = f"a constant below {PARAMETERS_LIMIT}: which of the kernel's parameters"
             raise self._refuse(register, value, needs, "write the number itself")
         self.recorder.parameters.add(number)
+        self._one_constant(register)
 
     def _constant_size(self, register: int, value: Scalar | Pointer) -> None:
         size = checks.scalar(self.setting, value, register, "a size leaks a pointer").constant()
