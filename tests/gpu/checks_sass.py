@@ -81,6 +81,32 @@ def sass_latencies(built: Built) -> str:
     return f"{count} launches timed"
 
 
+def sass_leaving(built: Built) -> str:
+    """Threads that leave work for themselves: each counts in a hash map, in groups that part."""
+    threads = 0
+    for argv in ([built.program("stress"), "20"], [built.program("machine_code"), "3"]):
+        unprobed = plain(argv)
+        program = str(HERE / "probes" / "leaving.bpf.o")
+        options = (*ON, "--json", "--allow-occupancy-loss")
+        run = plain(egpu("run", program, *options, "--", *argv), timeout=60)
+        require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
+        *output, report = run.output.strip().splitlines()
+        require(output == unprobed.output.strip().splitlines(), "output differs")
+        kernels = json.loads(output[-1])["kernels"]
+        found = json.loads(report)
+        rows = {row["name"]: row for row in found["kernels"]}
+        expected = sum(each["threads"] for name, each in kernels.items()
+                       if not rows[demangle(name)]["not_probed"])  # fmt: skip
+        left = sum(row["value"] for row in found["maps"]["totals"] if row["key"] == 0)
+        counted = sum(row["value"] for row in found["maps"]["threads"])
+        require(
+            left == counted == expected,
+            f"{argv[0]}: {left} left, {counted} in the hash map, expected {expected}",
+        )
+        threads += left
+    return f"{threads:,} threads exact"
+
+
 def sass_constants(built: Built) -> str:
     """__constant__ variables that change between launches: right in PTX, refused by kernel in
     machine code."""
@@ -201,6 +227,7 @@ CHECKS = (
     sass_stress,
     sass_preferred,
     sass_latencies,
+    sass_leaving,
     sass_constants,
     sass_torch,
     sass_training,

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+/* What each thread that leaves does for itself: it counts by its number in a hash map that all share,
+ * in a loop that is longer for some lanes, and writes a record. */
+#include "egpu.bpf.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, __u64);
+} threads SEC(".maps");
+
+enum { LEFT, TURNS, RECORDS, TOTALS };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TOTALS);
+	__type(key, __u32);
+	__type(value, __u64);
+} totals SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} records SEC(".maps");
+
+static __always_inline void add(__u32 which, __u64 amount)
+{
+	__u64 *total = bpf_map_lookup_elem(&totals, &which);
+
+	if (total)
+		__atomic_fetch_add(total, amount, __ATOMIC_RELAXED);
+}
+
+SEC("kretprobe/*")
+int leave(struct egpu_ctx *ctx)
+{
+	__u32 key = ctx->thread_x, turns = 0;
+	__u64 *count, first = 0;
+
+	count = bpf_map_lookup_elem(&threads, &key);
+	if (!count) {
+		bpf_map_update_elem(&threads, &key, &first, BPF_NOEXIST);
+		count = bpf_map_lookup_elem(&threads, &key);
+	}
+	if (count)
+		__atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
+	for (__u32 turn = 0; turn < 8; turn++)
+		if (ctx->lane >> (turn % 5) & 1)
+			turns++;
+	add(LEFT, 1);
+	add(TURNS, turns);
+	if (ctx->lane % 8 == 3)
+		add(RECORDS, bpf_ringbuf_output(&records, &key, sizeof(key), 0) == 0);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";
