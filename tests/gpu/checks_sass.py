@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 
-from building import WORKLOADS, Built
+from building import HERE, WORKLOADS, Built
 from observing import (
     Observed,
+    egpu,
     plain,
     probed,
     require,
@@ -16,6 +18,8 @@ from observing import (
     require_totals,
     rows_by_name,
 )
+
+from egpu.bpf.demangle import demangle
 
 _MISSING = 77  # exit code of frameworks.py: not installed
 
@@ -87,7 +91,7 @@ def sass_leaving(built: Built) -> str:
     for argv in ([built.program("stress"), "20"], [built.program("machine_code"), "3"]):
         unprobed = plain(argv)
         program = str(HERE / "probes" / "leaving.bpf.o")
-        options = (*ON, "--json", "--allow-occupancy-loss")
+        options = ("--json", "--allow-occupancy-loss")
         run = plain(egpu("run", program, *options, "--", *argv), timeout=60)
         require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
         *output, report = run.output.strip().splitlines()
