@@ -44,7 +44,7 @@ def run_once(way: str, chosen: list[str]) -> dict:
     workload = [sys.executable, str(HERE / "operators_workload.py"), *chosen]
     if WAYS[way]:
         # What egpu writes goes elsewhere: records would come between the workload's own writes.
-        options = ["--json", "-o", os.devnull, "--machine-code"]
+        options = ["--json", "-o", os.devnull]
         workload = [sys.executable, "-m", "egpu", "run", *WAYS[way], *options, "--", *workload]
     run = subprocess.run(
         workload, capture_output=True, text=True, check=False, env=environment(), timeout=400

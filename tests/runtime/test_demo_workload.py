@@ -97,3 +97,13 @@ def test_a_failing_workload_says_so_itself(tmp_path):
     unprobed, (run, _, _) = plain(argv), under_egpu(argv)
     assert unprobed.returncode == run.returncode == 1
     assert "CUDA_ERROR_INVALID_PTX" in run.stderr
+
+
+def test_without_a_match_no_image_is_read():
+    """Probes that match no kernel cost nothing but the question: nothing is opened or unpacked."""
+    _, matched, report = under_egpu(arguments(300))
+    assert report["cost"]["images"] == 1
+    _, output, report = under_egpu(arguments(300), "--kernels", "no_such_kernel")
+    assert output == matched
+    assert (report["cost"]["images"], report["cost"]["twins"]) == (0, 0)
+    assert report["launches"]["probed"] == 0

@@ -35,9 +35,13 @@ _IMAGES, _MODULES, _CUBINS = 32, 16, 16
 
 
 class OpenedImages:
-    """Images of the workload's processes, with what was read out of them; not thread-safe."""
+    """Images of the workload's processes, with what was read out of them; not thread-safe.
+
+    ``read``: how many images were read so far.
+    """
 
     def __init__(self) -> None:
+        self.read = 0
         self._images: OrderedDict[tuple[int, int, int, str], Image] = OrderedDict()
         self._modules: OrderedDict[tuple[str, int], Module] = OrderedDict()
         self._cubins: OrderedDict[tuple[str, int], Contents] = OrderedDict()
@@ -46,7 +50,11 @@ class OpenedImages:
         """The image that holds a kernel; AgentError when it cannot be read any more, InputError
         when it is malformed."""
         key = (seen.pid, seen.connection, seen.module, seen.source)
-        return _kept(self._images, key, _IMAGES, lambda: open_image(seen.image()))
+        return _kept(self._images, key, _IMAGES, lambda: self._read(seen))
+
+    def _read(self, seen: KernelSeen) -> Image:
+        self.read += 1
+        return open_image(seen.image())
 
     def forget(self, pid: int) -> None:
         """A process has ended: its numbers mean nothing any more."""

@@ -98,13 +98,14 @@ class SessionCost:
     """What egpu itself did.
 
     ``build_ms``: building all ``twins``, in milliseconds, of which ``cached`` were not assembled
-    anew.  ``instructions``: most BPF instructions that all probes together add to one thread,
-    ``site_instructions``: of these at one site.  ``run_ms``: the started process, so far or until
-    it ended.  ``runs_cut_short``: runs of programs that lacked turns (``egpu.bpf.budget``).
+    anew; ``images`` were read for them.  ``instructions``: most BPF instructions that all probes
+    together add to one thread, ``site_instructions``: of these at one site.  ``run_ms``: the
+    started process, so far or until it ended.  ``runs_cut_short``: runs of programs that lacked turns (``egpu.bpf.budget``).
     ``launches``: what the agents measured, over all processes.
     """
 
     twins: int
+    images: int
     cached: int
     build_ms: float
     instructions: int
@@ -307,6 +308,7 @@ class Session:
         rings = [ring.totals() for ring in self._maps.rings()]
         return SessionCost(
             twins=len(built),
+            images=self._broker.builder.images_read,
             cached=sum(report.cached for report in built),
             build_ms=sum(report.build_ms for report in built),
             instructions=sum(program.cost.instructions for program in self._verified),

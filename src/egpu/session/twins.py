@@ -125,6 +125,12 @@ class TwinBuilder:
         with self._lock:
             return tuple(self._reports[key] for key in sorted(self._reports))
 
+    @property
+    def images_read(self) -> int:
+        """How many images were read for it: none as long as no probe matches a kernel."""
+        with self._lock:
+            return self._opened.read
+
     def _note(self, report: TwinReport) -> None:
         self._reports[report.kernel_id, report.captured] = report
 

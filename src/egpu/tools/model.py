@@ -50,15 +50,16 @@ class RunCost:
     """What egpu itself cost this run.
 
     ``twin_ms``: building twins, in milliseconds, over ``twins``; ``cached`` of them came from the
-    cache.  ``waits`` launches waited ``wait_ms`` in all for a twin or for the answer that there is
-    none.  ``launch_ns``: the agent's own time per probed launch in nanoseconds, the mean of one
-    launch in 64 (``timed`` in all), None if none was timed.  ``instructions``: most BPF
-    instructions that all probes together add to one thread, ``site_instructions``: at one site.
-    ``run_ms``: how long the workload ran.  ``runs_cut_short``: runs of programs that used up the
-    turns that their loops may take.
+    cache, and ``images`` of the workload's were read for all of them.  ``waits`` launches waited
+    ``wait_ms`` in all for a twin or for the answer that there is none.  ``launch_ns``: the agent's
+    own time per probed launch in nanoseconds, the mean of one launch in 64 (``timed`` in all), None
+    if none was timed.  ``instructions``: most BPF instructions that all probes together add to one
+    thread, ``site_instructions``: at one site.  ``run_ms``: how long the workload ran.
+    ``runs_cut_short``: runs of programs that used up the turns that their loops may take.
     """
 
     twins: int = 0
+    images: int = 0
     cached: int = 0
     twin_ms: float = 0.0
     waits: int = 0

@@ -33,6 +33,7 @@ def run_of(session: Session) -> Run:
         kernels=kernels_of(stats),
         cost=RunCost(
             twins=cost.twins,
+            images=cost.images,
             cached=cost.cached,
             twin_ms=cost.build_ms,
             waits=launches.waits,

@@ -108,6 +108,7 @@ def common_data(run: Run) -> dict[str, object]:
         "cost": {
             "twins": spent.twins,
             "twins_cached": spent.cached,
+            "images": spent.images,
             "twin_ms": round(spent.twin_ms, 3),
             "waits": spent.waits,
             "wait_ms": round(spent.wait_ms, 3),

@@ -100,7 +100,13 @@ class FakeSession:
 
     def cost(self):
         return session.SessionCost(
-            twins=0, cached=0, build_ms=0.0, instructions=9, records_dropped=1, records_missing=0
+            images=0,
+            twins=0,
+            cached=0,
+            build_ms=0.0,
+            instructions=9,
+            records_dropped=1,
+            records_missing=0,
         )
 
     def __enter__(self):
