@@ -28,28 +28,36 @@ _HEADER = RING_GROUP_HEADER
 DISCARD = RING_DISCARD - (1 << 64)  # as a signed 64-bit literal
 
 # Try once to claim %bytes (a multiple of 16) for %count records where %head is thought to be: {the
-# position of the group, NO_ROOM if there is none, or AGAIN; where the head is then}.  A group never
-# crosses the ring's end: what is left there becomes a filler group.  %used is compared signed: the
-# tail may have been read after others moved head and tail on, then the swap fails and the next try
-# sees it.
+# position of the group, NO_ROOM if there is none, or AGAIN; where the head is then; where the tail
+# was last seen}.  A group never crosses the ring's end: what is left there becomes a filler group.
+# %known is where the tail was once, which can only hide room: it is looked at anew when there seems
+# to be none.  Between two tries nothing is read, so that the second comes before others'.  %used is
+# compared signed: the tail may have been read after others moved head and tail on, then the swap
+# fails and the next try sees it.
 _CLAIM = f"""\
-define internal {{ i64, i64 }} @egpu.claim(
-    i64 %control, i64 %data, i64 %size, i64 %bytes, i64 %count, i64 %head) {ATTRIBUTES} {{
+define internal {{ i64, i64, i64 }} @egpu.claim(
+    i64 %control, i64 %data, i64 %size, i64 %bytes, i64 %count, i64 %head, i64 %known)
+    {ATTRIBUTES} {{
 entry:
   %head_at = add i64 %control, {_HEAD}
   %tail_at = add i64 %control, {_TAIL}
   %mask = sub i64 %size, 1
-  %tail = call i64 @egpu.load_gpu(i64 %tail_at)
   %at = and i64 %head, %mask
   %room = sub i64 %size, %at
   %wraps = icmp ugt i64 %bytes, %room
   %filler = select i1 %wraps, i64 %room, i64 0
   %start = add i64 %head, %filler
   %end = add i64 %start, %bytes
-  %used = sub i64 %end, %tail
+  %seeming = sub i64 %end, %known
+  %doubtful = icmp sgt i64 %seeming, %size
+  br i1 %doubtful, label %look, label %swap
+look:
+  %fresh = call i64 @egpu.load_gpu(i64 %tail_at)
+  %used = sub i64 %end, %fresh
   %full = icmp sgt i64 %used, %size
   br i1 %full, label %drop, label %swap
 swap:
+  %tail = phi i64 [ %known, %entry ], [ %fresh, %look ]
   %old = call i64 @egpu.cas_gpu(i64 %head_at, i64 %head, i64 %end)
   %won = icmp eq i64 %old, %head
   br i1 %won, label %claimed, label %done
@@ -73,9 +81,11 @@ done:
   %position = phi i64
       [ {AGAIN}, %swap ], [ {NO_ROOM}, %drop ], [ %start, %claimed ], [ %start, %fill ]
   %next = phi i64 [ %old, %swap ], [ %head, %drop ], [ %end, %claimed ], [ %end, %fill ]
-  %r0 = insertvalue {{ i64, i64 }} zeroinitializer, i64 %position, 0
-  %r1 = insertvalue {{ i64, i64 }} %r0, i64 %next, 1
-  ret {{ i64, i64 }} %r1
+  %seen = phi i64 [ %tail, %swap ], [ %fresh, %drop ], [ %tail, %claimed ], [ %tail, %fill ]
+  %r0 = insertvalue {{ i64, i64, i64 }} zeroinitializer, i64 %position, 0
+  %r1 = insertvalue {{ i64, i64, i64 }} %r0, i64 %next, 1
+  %r2 = insertvalue {{ i64, i64, i64 }} %r1, i64 %seen, 2
+  ret {{ i64, i64, i64 }} %r2
 }}
 """
 
@@ -92,6 +102,8 @@ def _claiming(group: str) -> str:
     """
     return f"""\
   %head_at = add i64 %control, {_HEAD}
+  %tail_at = add i64 %control, {_TAIL}
+  %first_tail = call i64 @egpu.load_gpu(i64 %tail_at)
   %first_head = call i64 @egpu.load_gpu(i64 %head_at)
   %own = call i32 @egpu.own_lane()
   %below = call i32 @egpu.lanes_below()
@@ -100,6 +112,7 @@ def _claiming(group: str) -> str:
   br label %attempt
 attempt:
   %head = phi i64 [ %first_head, %entry ], [ %moved, %lost ]
+  %known = phi i64 [ %first_tail, %entry ], [ %seen, %lost ]
   %tries = phi i32 [ 1, %entry ], [ %more, %lost ]
   %active = call i32 @egpu.active()
   %mask = select i1 %joint, i32 %active, i32 %own
@@ -111,14 +124,16 @@ attempt:
   %leads = icmp eq i32 %rank, 0
   br i1 %leads, label %lead, label %join
 lead:
-  %claim = call {{ i64, i64 }} @egpu.claim(
-      i64 %control, i64 %data, i64 %ring, i64 %bytes, i64 %many, i64 %head)
-  %claim_position = extractvalue {{ i64, i64 }} %claim, 0
-  %claim_head = extractvalue {{ i64, i64 }} %claim, 1
+  %claim = call {{ i64, i64, i64 }} @egpu.claim(
+      i64 %control, i64 %data, i64 %ring, i64 %bytes, i64 %many, i64 %head, i64 %known)
+  %claim_position = extractvalue {{ i64, i64, i64 }} %claim, 0
+  %claim_head = extractvalue {{ i64, i64, i64 }} %claim, 1
+  %claim_tail = extractvalue {{ i64, i64, i64 }} %claim, 2
   br label %join
 join:
   %mine = phi i64 [ 0, %attempt ], [ %claim_position, %lead ]
   %moved = phi i64 [ %head, %attempt ], [ %claim_head, %lead ]
+  %seen = phi i64 [ %known, %attempt ], [ %claim_tail, %lead ]
   %leader = call i32 @llvm.cttz.i32(i32 %mask, i1 true)
   %tried = call i64 @egpu.shuffle(i64 %mine, i32 %leader, i32 %mask)
   %again = icmp eq i64 %tried, {AGAIN}
