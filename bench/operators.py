@@ -6,8 +6,8 @@
 Processes with and without probes alternate, and every probed one must give the same results.
 Needs a GPU and PyTorch.  ``counters``: threads counted per SM at entry and exit by a lane of each
 warp; ``kernelcount``: the tool; ``records``: 32 bytes for each warp that leaves; ``sampled_out``:
-the counters, linked, but only each kernel's first launch probed; ``unmatched``: probes that match
-no kernel; ``again``: without egpu once more, what processes differ by themselves.
+the counters, linked, but only each kernel's first launch probed; ``unmatched``: the tool, matching
+no kernel, so that no image is read; ``again``: without egpu once more, what processes differ by themselves.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -34,7 +34,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "kernelcount": ("kernelcount",),
     "records": (str(PROBES / "records.bpf.o"),),
     "sampled_out": (str(PROBES / "counters.bpf.o"), "--sample", "1000000"),
-    "unmatched": (str(PROBES / "counters.bpf.o"), "--kernels", "no_such_kernel"),
+    "unmatched": ("kernelcount", "--kernels", "no_such_kernel"),
     "again": (),
 }
 
@@ -42,13 +42,19 @@ WAYS: dict[str, tuple[str, ...]] = {
 def run_once(way: str, chosen: list[str]) -> dict:
     """What one process measured."""
     workload = [sys.executable, str(HERE / "operators_workload.py"), *chosen]
-    if WAYS[way]:
+    with tempfile.TemporaryDirectory() as folder:
         # What egpu writes goes elsewhere: records would come between the workload's own writes.
-        options = ["--json", "-o", os.devnull]
-        workload = [sys.executable, "-m", "egpu", "run", *WAYS[way], *options, "--", *workload]
-    run = subprocess.run(
-        workload, capture_output=True, text=True, check=False, env=environment(), timeout=400
-    )
+        said = Path(folder) / "report"
+        if WAYS[way]:
+            egpu = [sys.executable, "-m", "egpu", "run", *WAYS[way], "--json", "-o", str(said)]
+            workload = [*egpu, "--", *workload]
+        run = subprocess.run(
+            workload, capture_output=True, text=True, check=False, env=environment(), timeout=400
+        )
+        if way == "unmatched" and run.returncode == 0:
+            cost = json.loads(said.read_text())["cost"]
+            if cost["images"] or cost["twins"]:
+                sys.exit(f"operators.py: no kernel matches, and yet {cost}")
     line = next((each for each in run.stdout.splitlines() if each.startswith('{"times"')), None)
     if run.returncode != 0 or line is None:
         sys.exit(f"operators.py: {way}: exit {run.returncode}: {run.stderr[-2000:]}")
