@@ -7,7 +7,7 @@ Processes with and without probes alternate, and every probed one must give the 
 Needs a GPU and PyTorch.  ``counters``: threads counted per SM at entry and exit by a lane of each
 warp; ``kernelcount``: the tool; ``records``: 32 bytes for each warp that leaves; ``sampled_out``:
 the counters, linked, but only each kernel's first launch probed; ``unmatched``: the tool, matching
-no kernel, so that no image is read; ``again``: without egpu once more, what processes differ by themselves.
+no kernel, so that no image is read; ``again``: without egpu once more, the noise of processes.
 """
 
 from __future__ import annotations
