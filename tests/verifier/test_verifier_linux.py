@@ -23,9 +23,10 @@ from differential import (
     bare,
     compare,
 )
-from verifier_programs import ROOT, has_conformance
+from verifier_programs import ENTRY, ROOT, has_conformance
 
 from egpu.bpf.asm import assemble, disassemble
+from egpu.bpf.insn import program_from_code
 from egpu.verifier import Limits, verify
 
 LISTED = Path(__file__).with_name("false_rejects.txt")
@@ -244,3 +245,15 @@ def test_a_record_says_which_exception_covers_a_refusal(number):
             if policy.covers(case, log, mode):
                 replayed = differential.SAMPLES[int(differential.refused_as(case, log, mode))]
                 assert any(other.covers(case, replayed, mode) for other in POLICIES)
+
+
+def test_values_that_linux_does_not_follow_may_bound_a_loop():
+    """A lane's number is below 32, so this ends; for Linux it is any number, as for a budget."""
+    text = (
+        "mov %r4, 0\nldxw %r1, [%r1+232]\ntop:\nmov32 %r5, %r1\nxor32 %r5, %r4\nadd32 %r4, 1\n"
+        "jlt32 %r4, %r5, top\nmov %r0, 0\nexit"
+    )
+    case = differential.Case("lane", program_from_code(assemble(text), "p", attach=ENTRY), None)
+    assert verify(case.program).facts.budget is None
+    log = "BPF program is too large. Processed 1000001 insn"
+    assert differential.excused(case, log, PRIVILEGED) == "values that Linux does not follow"
