@@ -9,7 +9,7 @@ from examples import EXAMPLES
 from running import environment, object_of, words_of
 
 (LATE,) = (each for each in EXAMPLES if each.number == 14)
-LAUNCHES, PAUSE_MS = 30, 100
+LAUNCHES, PAUSE_MS = 80, 100
 
 
 def start(*words):
