@@ -112,8 +112,10 @@ REFUSED = {
         "a constant size from 1 to 256",
     ),
     "one size of comm or another": (
-        "call 7\nmov %r1, %r10\nadd %r1, -16\nmov %r2, 16\njset %r0, 1, +1\nmov %r2, 8\ncall 16\n"
-        "mov %r0, 0\nexit",
+        (
+            "call 7\nmov %r1, %r10\nadd %r1, -16\nmov %r2, 16\njset %r0, 1, +1\nmov %r2, 8\ncall 16\n"
+            "mov %r0, 0\nexit"
+        ),
         "r2 of bpf_get_current_comm is a different constant on different ways",
     ),
     "nothing of comm": (
@@ -121,8 +123,10 @@ REFUSED = {
         "a constant size from 1 to 256, is 0",
     ),
     "one parameter or another": (
-        "mov %r6, %r1\ncall 7\nmov %r1, %r6\nmov %r2, 1\njset %r0, 1, +1\nmov %r2, 2\n"
-        "mov %r3, %r10\nadd %r3, -8\ncall 183\nmov %r0, 0\nexit",
+        (
+            "mov %r6, %r1\ncall 7\nmov %r1, %r6\nmov %r2, 1\njset %r0, 1, +1\nmov %r2, 2\n"
+            "mov %r3, %r10\nadd %r3, -8\ncall 183\nmov %r0, 0\nexit"
+        ),
         "r2 of bpf_get_func_arg is a different constant on different ways",
     ),
     "no room": ("mov %r1, %r10\nadd %r1, -8\nmov %r2, 16\ncall 16\nexit", "outside its frame"),
