@@ -113,8 +113,8 @@ REFUSED = {
     ),
     "one size of comm or another": (
         (
-            "call 7\nmov %r1, %r10\nadd %r1, -16\nmov %r2, 16\njset %r0, 1, +1\nmov %r2, 8\ncall 16\n"
-            "mov %r0, 0\nexit"
+            "call 7\nmov %r1, %r10\nadd %r1, -16\nmov %r2, 16\njset %r0, 1, +1\nmov %r2, 8\n"
+            "call 16\nmov %r0, 0\nexit"
         ),
         "r2 of bpf_get_current_comm is a different constant on different ways",
     ),
