@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -47,7 +48,7 @@ class TwinBuilder:
 
     With ``machine_code`` probes go into the kernel's machine code where the device runs a cubin of
     a known arch, and into PTX where there is none, where they are inside the kernel, and where the
-    machine code is refused; without it, into PTX only.
+    machine code is refused or costs resident blocks; without it, into PTX only.
     Without an ``assembler`` (the simulated device) twins are PTX text.  Without a ``cache`` each is
     built anew in every session.
     """
@@ -150,6 +151,7 @@ class TwinBuilder:
             repr(layout),
             self._assembler.description,
             self._way(image, seen, attachments).value,
+            str(self._allow_occupancy_loss),
             *(self._probes.fingerprint(item) for item in attachments),
         )
         found = self._cache.load(key)
@@ -177,7 +179,11 @@ class TwinBuilder:
         try:
             refuse_in_machine_code(item.program for item in attachments)
             codes = [self._probes.compiled(item, launch, _lanes(item)) for item in attachments]
-            return self._splice_machine_code(image, seen, codes, layout)
+            built, costs_blocks = self._splice_machine_code(image, seen, codes, layout)
+            if costs_blocks and not self._allow_occupancy_loss:
+                with contextlib.suppress(UnsupportedError):  # ptxas may hold PTX to fewer registers
+                    return in_text()
+            return built
         except UnsupportedError as refused:
             try:
                 return in_text()
@@ -223,13 +229,14 @@ class TwinBuilder:
 
     def _splice_machine_code(
         self, image: Image, seen: KernelSeen, codes: list[DeviceCode], layout: ArenaLayout
-    ) -> BuiltTwin:
-        """The kernel's own machine code stays as it is."""
+    ) -> tuple[BuiltTwin, bool]:
+        """The twin in which the kernel's own machine code stays as it is, and whether fewer of its
+        blocks may be resident."""
         if self._assembler is None:
             raise InternalError("machine code without an assembler")
         contents = self._opened.machine_code(image, seen)
         spliced = splice_sass(contents, seen.kernel, codes, layout, self._assembler.machine_code)
-        return BuiltTwin(
+        built = BuiltTwin(
             image=spliced.image,
             hidden_offset=spliced.hidden_offset,
             parameters=spliced.parameters,
@@ -241,6 +248,7 @@ class TwinBuilder:
             uncovered=spliced.uncovered,
             way=Way.MACHINE_CODE,
         )
+        return built, spliced.costs_blocks
 
 
 def _lanes(attachment: Attachment) -> Together:

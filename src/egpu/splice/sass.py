@@ -19,7 +19,7 @@ from egpu.image.cubin_contents import Contents, contents_of
 from egpu.image.cubin_edit import put_together, read_symbols
 from egpu.image.cubin_kernel import Change, change_kernel, open_kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
-from egpu.splice.sass_choice import assembled
+from egpu.splice.sass_choice import assembled, free_registers
 from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     ARCHS,
@@ -63,6 +63,11 @@ class InstrumentedCubin:
     uncovered: tuple[str, ...]
     registers: int
     was_registers: int
+
+    @property
+    def costs_blocks(self) -> bool:
+        """Whether fewer of its blocks may be resident on an SM, for the registers it takes."""
+        return self.registers > free_registers(self.was_registers)
 
 
 def splice_sass(

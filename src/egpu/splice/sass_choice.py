@@ -91,11 +91,15 @@ _REGISTER_STEP = 8  # in which registers are given out
 _SPILL_LIMIT = 128  # bytes of stack
 
 
+def free_registers(registers: int) -> int:
+    """Up to how many registers a thread of a kernel with so many costs it no resident block."""
+    return max(_FREE_REGISTERS, -(-registers // _REGISTER_STEP) * _REGISTER_STEP)
+
+
 def _held(kernel: Kernel, blocks: ProbeBlocks, most: int | None) -> Manner:
     """Limits for blocks that take more registers than the kernel has anyway; ``most``: what a warp
     may be left with at its exit (setmaxnreg)."""
-    step = -(-kernel.registers // _REGISTER_STEP) * _REGISTER_STEP
-    limit = max(_FREE_REGISTERS, step) if most is None else kernel.registers
+    limit = free_registers(kernel.registers) if most is None else kernel.registers
     leaving = min(limit, most or limit)
     return Manner(
         entry=limit if blocks.entry and blocks.entry.registers > limit else 0,

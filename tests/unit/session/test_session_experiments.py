@@ -1,5 +1,6 @@
 """What is off unless somebody asks for it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,14 @@ CUBIN = next(iter(sorted((ROOT / "tests" / "unit" / "images").glob("*sm_90*.cubi
 KERNELCOUNT = TOOLS / "kernelcount" / "kernelcount.bpf.o"
 
 
-def builder(machine_code, path=KERNELCOUNT):
+def builder(machine_code, path=KERNELCOUNT, *, allow_occupancy_loss=False):
     obj = read_object(path.read_bytes(), path.name)
     return TwinBuilder(
         ProbeSet([verify(program) for program in obj.programs]),
         Assembler(find_ptxas()),
         None,
         lambda device: plan(obj.maps, device.sm_count),
-        allow_occupancy_loss=False,
+        allow_occupancy_loss=allow_occupancy_loss,
         machine_code=machine_code,
     )
 
@@ -56,11 +57,11 @@ IMAGES = ROOT / "tests" / "unit" / "images"
 needs_ptxas = pytest.mark.skipif(find_ptxas() is None, reason="the probes cannot be assembled")
 
 
-def way_of(name, *, machine_code, arch=90):
+def way_of(name, *, machine_code, arch=90, allow_occupancy_loss=False):
     """How a kernel of the image ``name`` gets its probes on a device of ``arch``."""
     data = (IMAGES / name).read_bytes()
     device = DeviceInfo(0, arch // 10, arch % 10, 132, "test")
-    made = builder(machine_code=machine_code)
+    made = builder(machine_code, allow_occupancy_loss=allow_occupancy_loss)
     twin = made.resolve(KernelSeen(1, device, "add", 1, 1, image=lambda: data))
     assert isinstance(twin, Twin), twin
     (report,) = made.reports()
@@ -93,6 +94,18 @@ def test_ptx_where_the_machine_code_is_refused(monkeypatch):
     refused = builder(machine_code=True).resolve(seen)
     assert isinstance(refused, Refused)
     assert refused.reason == "not supported: this kernel"
+
+
+@needs_ptxas
+@pytest.mark.parametrize("loss", [False, True])
+@pytest.mark.parametrize("name", ["zstd.fatbin", "machine_code.fatbin"])
+def test_ptx_where_the_machine_code_costs_blocks(monkeypatch, name, loss):
+    """Unless that is allowed, or there is no PTX: whether the launch fits is the agent's to say."""
+    splice = twins.splice_sass
+    monkeypatch.setattr(twins, "splice_sass", lambda *rest: replace(splice(*rest), registers=33))
+    by_ptx = name == "zstd.fatbin" and not loss
+    expected = Way.PTX if by_ptx else Way.MACHINE_CODE
+    assert way_of(name, machine_code=True, allow_occupancy_loss=loss) is expected
 
 
 @needs_ptxas
