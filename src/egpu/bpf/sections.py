@@ -150,6 +150,8 @@ def matches(point: AttachPoint, mangled: str, demangled: str) -> bool:
     demangled name, the latter without arguments, without template arguments, and without scope.
     bpftime's ``cuda_`` before a name is ignored where the whole pattern does not match.
     """
+    if point.pattern == "*":
+        return True
     names = (mangled, *name_forms(demangled))
     patterns = [point.pattern]
     if point.pattern.startswith(_CUDA_PREFIX):

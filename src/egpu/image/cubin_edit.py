@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from egpu.errors import InputError
 from egpu.image.cubin import (
@@ -26,7 +26,7 @@ from egpu.image.cubin import (
     Cubin,
 )
 
-SHT_NULL, SHT_RELA, SHT_REL = 0, 4, 9
+SHT_NULL, SHT_STRTAB, SHT_RELA, SHT_REL = 0, 3, 4, 9
 PT_PHDR = 6
 RELA = struct.Struct("<QQq")  # offset, symbol << 32 | type, addend
 REL = struct.Struct("<QQ")
@@ -99,11 +99,15 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True)
 class CubinParts:
-    """A cubin in parts.  ``original`` is what it was read from; offsets in parts refer to it."""
+    """A cubin in parts, whose offsets refer to the file in ``cubin``.
+
+    ``symbols``: what the symbol table holds, if whoever made the parts knew; see ``read_symbols``.
+    """
 
     cubin: Cubin
     parts: tuple[Part, ...]
     segments: tuple[Segment, ...]
+    symbols: tuple[Symbol, ...] | None = field(default=None, compare=False)
 
     @property
     def abi(self) -> int:
@@ -123,7 +127,8 @@ class CubinParts:
             parts[at] = replace(parts[at], data=data, size=len(data))
         for at, value in (info or {}).items():
             parts[at] = replace(parts[at], info=value)
-        return replace(self, parts=tuple(parts))
+        named = any(parts[at].type in (SHT_SYMTAB, SHT_STRTAB) for at in changed)
+        return replace(self, parts=tuple(parts), symbols=None if named else self.symbols)
 
 
 def take_apart(cubin: Cubin) -> CubinParts:
@@ -302,6 +307,8 @@ def symbol_table(parts: CubinParts) -> int:
 
 def read_symbols(parts: CubinParts) -> tuple[Symbol, ...]:
     """Every symbol, in the table's order."""
+    if parts.symbols is not None:
+        return parts.symbols
     table = parts.parts[symbol_table(parts)]
     if table.link >= len(parts.parts):
         raise _malformed(f"symbol names in section {table.link} of {len(parts.parts)}")

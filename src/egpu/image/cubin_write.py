@@ -147,8 +147,19 @@ class Writer:
         data = part.data if data is None else data
         size = part.size if part.type == SHT_NOBITS else len(data)
         link = sections.get(part.link, 0)
-        return replace(
-            part, name_at=place[0], offset=place[1], data=data, size=size, link=link, info=info
+        return Part(  # many of them: dataclasses.replace would take twice the time
+            name=part.name,
+            name_at=place[0],
+            type=part.type,
+            flags=part.flags,
+            address=part.address,
+            offset=place[1],
+            size=size,
+            link=link,
+            info=info,
+            align=part.align,
+            entsize=part.entsize,
+            data=data,
         )
 
     def _section(self, at: int) -> int:
@@ -232,7 +243,20 @@ class Writer:
             for each in rows
         )
         cubin = replace(self._contents.parts.cubin, data=bytes(out), sections=sections)
-        return CubinParts(cubin, tuple(rows), tuple(segments))
+        sections_of = self._numbers.sections
+        symbols = tuple(
+            Symbol(
+                index=index,
+                name=each.name,
+                info=each.info,
+                other=each.other,
+                section=sections_of.get(each.section, each.section),
+                value=each.value,
+                size=each.size,
+            )
+            for index, each in enumerate(self._symbols)
+        )
+        return CubinParts(cubin, tuple(rows), tuple(segments), symbols)
 
     def _segments(self, rows: Sequence[Part], table: int) -> list[Segment]:
         """One for what each covered; those of which nothing is left go."""

@@ -69,9 +69,11 @@ def share_globals(
 
     ``symbols`` as they were before the kernel was changed, which moves none.
     """
-    _check(parts, kernel, symbols)
+    variables = {each.index for each in symbols if _is_variable(parts, each)}
     bank = parts.find(_ADDRESSES)
-    if bank is None:
+    if variables:
+        _check(parts, kernel, symbols, variables)
+    if not variables or bank is None:
         return parts, ()
     used = used_constants(parts, kernel, 4)
     shared: list[_Shared] = []
@@ -82,7 +84,7 @@ def share_globals(
             if index != at:
                 continue
             symbol = symbols[each.symbol]
-            if not _is_variable(parts, symbol) or (used is not None and each.offset not in used):
+            if each.symbol not in variables or (used is not None and each.offset not in used):
                 kept.append(each)
                 continue
             if each.type != _ADDRESS_64:
@@ -98,15 +100,17 @@ def share_globals(
     return parts.with_data(changed), tuple(shared)
 
 
-def _check(parts: CubinParts, kernel: Kernel, symbols: tuple[Symbol, ...]) -> None:
+def _check(
+    parts: CubinParts, kernel: Kernel, symbols: tuple[Symbol, ...], variables: set[int]
+) -> None:
     for _, each in relocations_of(parts, kernel.text):
-        symbol = symbols[each.symbol]
-        if _is_variable(parts, symbol):
-            raise UnsupportedError(f"{kernel.name}, whose code holds the address of {symbol.name}")
+        if each.symbol in variables:
+            name = symbols[each.symbol].name
+            raise UnsupportedError(f"{kernel.name}, whose code holds the address of {name}")
     written = [
-        symbol.name
-        for symbol in symbols
-        if _is_variable(parts, symbol) and parts.parts[symbol.section].name == _CONSTANTS
+        symbols[index].name
+        for index in sorted(variables)
+        if parts.parts[symbols[index].section].name == _CONSTANTS
     ]
     if written and used_constants(parts, kernel, 3) != frozenset():
         raise UnsupportedError(

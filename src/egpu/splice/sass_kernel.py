@@ -153,13 +153,20 @@ def code_around(parts: CubinParts, kernel: Kernel, code: Code) -> Usage:
     used = [usage_of(code)]
     for at in other_functions(parts):
         used.append(usage_of(Code.of(parts.parts[at].data)))
-    foreign = {each.name for each in _called(parts, kernel) if each.section == 0}
-    if foreign - _NEVER_RETURNS:
+    if _calls_the_driver(parts, kernel):
         used.append(_CALLEE)
     return Usage(
         frozenset().union(*(each.registers for each in used)),
         frozenset().union(*(each.predicates for each in used)),
         frozenset().union(*(each.barriers for each in used)),
+    )
+
+
+def _calls_the_driver(parts: CubinParts, kernel: Kernel) -> bool:
+    """Whether it may call a function that is defined elsewhere and comes back."""
+    foreign = any(each.type == STT_FUNC and not each.section for each in read_symbols(parts))
+    return foreign and any(
+        each.section == 0 and each.name not in _NEVER_RETURNS for each in _called(parts, kernel)
     )
 
 

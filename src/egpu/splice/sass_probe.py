@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from egpu.bpf.program import AttachKind
+from egpu.bpf.program import AttachKind, Level
 from egpu.codegen.device_code import DeviceCode, RelocKind
 from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin import open_cubin
@@ -138,7 +138,9 @@ def _lift(
         if relocations_of(parts, lifted.text):
             raise UnsupportedError("a probe whose machine code refers to something outside it")
         block = _block(words_of(parts.parts[lifted.text].data), arch, lifted)
-        if kind is AttachKind.ENTRY:
+        if kind is AttachKind.ENTRY and all(
+            each.level is not Level.BLOCK for each in probes if each.kind is kind
+        ):  # of a block's warps most go around what one does
             block = replace(block, words=straightened(block.words, arch))
         _check_starts(block, made.starts if kind is AttachKind.EXIT else ())
         blocks[name] = block

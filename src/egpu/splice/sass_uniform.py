@@ -205,21 +205,17 @@ def usage(words: Sequence[int]) -> Usage:
 
 def usage_of(code: Code) -> Usage:
     """What code may use, never less than it does."""
-    kinds = _kinds(code)
-    named = {kind: _named_by(kind) for kind in np.flatnonzero(np.bincount(kinds)).tolist()}
-    fields: dict[tuple[_What, int, int], list[int]] = {}
-    everything = False
-    for kind, each in named.items():
-        for field in each:
-            fields.setdefault(field, []).append(kind)
-        everything |= kind & _OPCODE_MASK in _READS_ALL_PREDICATES
+    named = _NAMED.of(_kinds(code))
     masks = dict.fromkeys(_What, 0)
-    for (what, at, span), having in fields.items():
-        chosen = np.zeros(_KINDS, np.bool_)
-        chosen[having] = True
-        values = code.some(chosen[kinds]).field(Field(at, _WIDTHS[what]))
+    found = int(np.bitwise_or.reduce(named)) if len(named) else 0
+    for number, (what, at, span) in enumerate(_NAMED.fields):
+        if not found >> number & 1:
+            continue
+        chosen = named & np.uint64(1 << number) != 0
+        half, shift = (code.high, at - 64) if at >= 64 else (code.low, at)
+        values = half[chosen] >> np.uint64(shift) & np.uint64((1 << _WIDTHS[what]) - 1)
         masks[what] |= _spread(int(np.bitwise_or.reduce(np.uint64(1) << values)), span)
-    if everything:
+    if np.isin(code.opcodes, _READS_ALL_PREDICATES).any():
         masks[_What.PREDICATE] |= (1 << UNIFORM_PREDICATES) - 1
     return Usage(
         _numbers(masks[_What.REGISTER], UNIFORM_REGISTERS),
@@ -252,10 +248,38 @@ _WIDTHS = {_What.REGISTER: REGISTER, _What.PREDICATE: 3, _What.BARRIER: BARRIER.
 _OPCODE_MASK = (1 << OPCODE.width) - 1
 # What decides, beside the opcode, which fields of an instruction name what.
 _KIND_BITS = ((HAS_UNIFORM, 12), (_PLOP3_UNIFORM, 13))
-_READS_ALL_PREDICATES = frozenset({0x883})  # UP2UR
+_READS_ALL_PREDICATES = np.array([0x883], np.uint64)  # UP2UR
 
 
 _KINDS = 1 << OPCODE.width + len(_KIND_BITS)
+_UNSEEN = np.uint64(1 << 63)
+
+
+class _Named:
+    """What instructions of each kind name, as bits: bit n for the n-th of ``fields``.  Filled as
+    kinds are met."""
+
+    def __init__(self) -> None:
+        self.fields: list[tuple[_What, int, int]] = []
+        self._by_kind = np.full(_KINDS, _UNSEEN, np.uint64)
+
+    def of(self, kinds: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """The bits of each instruction."""
+        named = self._by_kind[kinds]
+        unseen = named == _UNSEEN
+        if not unseen.any():
+            return named
+        for kind in set(kinds[unseen].tolist()):
+            bits = 0
+            for field in _named_by(kind):
+                if field not in self.fields:
+                    self.fields.append(field)
+                bits |= 1 << self.fields.index(field)
+            self._by_kind[kind] = bits
+        return self._by_kind[kinds]
+
+
+_NAMED = _Named()
 
 
 def _kinds(code: Code) -> NDArray[np.int64]:

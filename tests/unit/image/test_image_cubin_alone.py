@@ -63,7 +63,9 @@ def test_a_kernel_means_what_it_meant(name, kernel):
     whole = contents(name)
     parts = alone(whole, kernel)
     data = parts.cubin.data
-    assert take_apart(open_cubin(data)) == parts
+    again = take_apart(open_cubin(data))
+    assert again == parts
+    assert read_symbols(again) == read_symbols(parts)
     assert put_together(parts) == data
     assert [each.name for each in list_cubin_kernels(open_cubin(data))] == [kernel]
     before = open_kernel(whole.parts, kernel)

@@ -8,6 +8,7 @@ from sass_corpus import ARCHS, assemble, cubin, disassembled, needs_tools
 from test_splice_sass_encoding import instructions, shown_as
 
 from egpu.bpf.object import read_object
+from egpu.bpf.program import Level
 from egpu.codegen import compile_probe
 from egpu.maps import plan
 from egpu.session.additive import additive_maps
@@ -31,6 +32,7 @@ from egpu.splice.sass_encoding import (
 )
 from egpu.splice.sass_lane import elects
 from egpu.splice.sass_straight import straightened
+from egpu.tools.registry import find_tool, load_object
 from egpu.verifier import verify
 
 pytestmark = needs_tools
@@ -176,6 +178,29 @@ def test_the_hardware_chooses_where_any_lane_will_do():
             assert len([line for line in lines[entry:] if line.name != "NOP"]) <= 17
             leaving = lines[len(lines) - len(added) : entry]
             assert len([line for line in leaving if line.name != "NOP"]) <= 18
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_blocks_keep_their_branch(arch):
+    """Of a block's warps one does what the program says; the others are to go around it."""
+    entry = find_tool("kernelcount")
+    loaded = load_object(entry)
+    codes = tuple(compile_probe(verify(p), point=p.attach[0]) for p in loaded.programs)
+    assert codes[0].level is Level.BLOCK
+    spliced = splice_sass(
+        cubin("plain", arch), "vector_add", codes, plan(loaded.maps, 132), assemble
+    )
+    lines = disassembled(spliced.image)["vector_add"]
+    entry = 1 + distance_of(lines[0].word, int(arch)) // SIZE
+    names = [line.name for line in lines[entry:]]
+    assert names.count("BSSY") == names.count("BSYNC") == 1
+    over = next(n for n, line in enumerate(lines[entry:], entry) if line.name == "BRA")
+    target = over + 1 + distance_of(lines[over].word, int(arch)) // SIZE
+    skipped = [line.name.split(".")[0] for line in lines[over + 1 : target]]
+    assert target - over > 15
+    assert [name for name in skipped if name.startswith("RED")] == [
+        "RED" + "G" * (arch == "90")
+    ] * 2
 
 
 def test_the_hardware_does_not_choose_who_reads_its_own_index():
