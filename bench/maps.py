@@ -130,6 +130,7 @@ _RING_THREADS = {"thread": 1 << 20, "warp": 1 << 24}
 _PER_RECORD = {"thread": 1, "warp": 32}
 _HEADER = 16  # bytes of a ring's group, which is what a warp writes at once
 _LINK_BYTES = 64 << 20
+_FLOW_PAUSE_US = 1000
 
 
 def rings(scale: Scale, ways: Ways) -> dict[str, object]:
@@ -151,13 +152,14 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
         rows += [f"each native_{kind}_{size} {shape} 0" for k, size in RECORDS if k == kind]
         pauses = f"{shape} {scale.pause_us}"
         rows += [f"each ring_{kind}_{size} {pauses}" for k, size in RECORDS if k == kind]
-    rows += [f"batch ring_thread_64 {shapes['thread']} 0"]  # without a pause for the reader
+    more = max(1, scale.launches * 40 // divisor)  # with hardly a pause for the reader
+    flow = shapes["thread"].replace(f"0 {scale.launches}", f"0 {more}")
+    rows += [f"each ring_thread_64 {flow} {_FLOW_PAUSE_US}"]
     plan = Plan("rings", ("rates_ring",), f"memory host {3 * link}", tuple(rows), rings=("ring",))
     found = measured(plan, ways)
     what = found.rings["ring"]
-    last = found.rows[-1]
-    began = last["at"] - last["us"] * last["launches"] / 1e6
-    flowing = found.read_until(last["at"]) - found.read_until(began)
+    began, ended = (row["at"] for row in found.rows[-2:])
+    flowing = found.read_until(ended) - found.read_until(began)
     produced = sum(
         found.threads(f"ring_{kind}_{size}") // _PER_RECORD[kind] for kind, size in RECORDS
     )
@@ -168,7 +170,7 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
     return {
         "link_copy_gigabytes_per_s": round(copied, 2),
         "link_store_gigabytes_per_s": round(stored, 2),
-        "flowing_gigabytes_per_s": round(flowing / (last["at"] - began) / 1e9, 2),
+        "flowing_gigabytes_per_s": round(flowing / (ended - began) / 1e9, 2),
         "reader_gigabytes_per_s": round(found.read_bytes / max(found.read_s, 1e-9) / 1e9, 2),
         **what,
         "rows": [ring_row(found, kind, size, max(copied, stored)) for kind, size in RECORDS],
