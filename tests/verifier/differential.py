@@ -114,6 +114,11 @@ POLICIES = (
         "helpers that read the memory of others",
         frozenset({112, 113, 114, 115}),
     ),
+    Policy(
+        r"more than one arg with ref_obj_id",
+        EVERY,
+        "two arguments that point into one record",
+    ),
 )
 
 

@@ -257,3 +257,16 @@ def test_values_that_linux_does_not_follow_may_bound_a_loop():
     assert verify(case.program).facts.budget is None
     log = "BPF program is too large. Processed 1000001 insn"
     assert differential.excused(case, log, PRIVILEGED) == "values that Linux does not follow"
+
+
+@needs_kernel
+def test_two_arguments_in_one_record():
+    """Key and value of an update, both in what is reserved."""
+    text = (
+        "lddw %r1, map_index 2\nmov %r2, 32\nmov %r3, 0\ncall 131\njeq %r0, 0, out\nmov %r6, %r0\n"
+        "stdw [%r6], 0\nstdw [%r6+8], 1\nstdw [%r6+16], 1\nlddw %r1, map_index 1\nmov %r2, %r6\n"
+        "mov %r3, %r6\nadd %r3, 8\nmov %r4, 0\ncall 2\nmov %r1, %r6\nmov %r2, 0\ncall 132\n"
+        "out:\nmov %r0, 0\nexit"
+    )
+    ((_, reason),) = compare([bare("record", assemble(text), 0)]).excused
+    assert reason == "two arguments that point into one record"

@@ -247,3 +247,33 @@ def test_numbers_that_matter_are_compared(use):
     text = "ldxw %r7, [%r1+232]\nmov %r8, 15\njeq %r7, 0, join\nmov %r8, 16\njoin:\n"
     text += VALUE.format(1) + use + ("" if use.endswith("exit") else END)
     assert refusal(text).rule == "P2"
+
+
+# r1 and r2 are two numbers, the same one after this on the way that is explored first.
+LINKED = (
+    "ldxdw %r1, [%r9+240]\nldxdw %r2, [%r9+112]\nldxw %r3, [%r9+248]\njeq %r3, 0, merge\n"
+    "mov %r2, %r1\nmerge:\n"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LINKED + "jgt %r1, 7, out\nadd %r6, %r2",
+        LINKED.replace("mov %r2, %r1", "mov %r1, %r2") + "jgt %r2, 7, out\nadd %r6, %r1",
+        # one on the stack
+        LINKED.replace("jeq", "stxdw [%r10-8], %r2\njeq").replace(
+            "mov %r2, %r1", "stxdw [%r10-8], %r1"
+        )
+        + "jgt %r1, 7, out\nldxdw %r2, [%r10-8]\nadd %r6, %r2",
+    ],
+)
+def test_numbers_that_are_equal_on_one_way_are_not_on_another(text):
+    """What a branch says of one, it says of the other only where both are the same number: the way
+    on which they are, explored first, must not stand for the one on which they are not."""
+    begin = "mov %r9, %r1\n" + VALUE.format(1)
+    end = "\nldxb %r0, [%r6]\nout:" + END
+    error = refusal(begin + text + end)
+    assert error.rule == "P2"
+    assert "unbounded number" in str(error)
+    check(begin + text.replace("ldxdw %r2, [%r9+112]", "mov %r2, %r1") + end)

@@ -43,24 +43,33 @@ _MEMBERS = tuple(tuple(i for i in range(11) if bits >> i & 1) for bits in range(
 class _Links:
     """A one-to-one correspondence of the link numbers of two states."""
 
-    __slots__ = ("backward", "forward")
+    __slots__ = ("backward", "forward", "fresh")
 
     def __init__(self) -> None:
         self.forward: dict[int, int] = {}
         self.backward: dict[int, int] = {}
+        self.fresh = _FRESH
 
     def match(self, old: int, new: int) -> bool:
         return (
             self.forward.setdefault(old, new) == new and self.backward.setdefault(new, old) == old
         )
 
+    def of_unlinked(self, old: int, new: Scalar) -> int:
+        """A number for a value without a link, where ``old`` is linked: whatever else has that
+        link must hold the same number, which only constants show."""
+        if not new[1]:
+            return -1 - (old << 64 | new[0])
+        self.fresh -= 1
+        return self.fresh
+
+
+_FRESH = -1 << 256  # below every number of a constant
+
 
 def _scalar_covers(old: Scalar, new: Scalar, links: _Links) -> bool:
-    if old.link:
-        # An unlinked new value corresponds to a link of its own: no other register shares it.
-        other = new.link or -old.link
-        if not links.match(old.link, other):
-            return False
+    if old.link and not links.match(old.link, new.link or links.of_unlinked(old.link, new)):
+        return False
     return covers(old, new)
 
 
