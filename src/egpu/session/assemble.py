@@ -55,8 +55,8 @@ def find_ptxas() -> Ptxas | None:
         except (OSError, ValueError, subprocess.SubprocessError):  # ValueError: no text
             continue
         lines = answer.stdout.strip().splitlines()
-        if lines:
-            return Ptxas(candidate, lines[-1])
+        if lines:  # it runs in another folder later, where a relative PATH leads elsewhere
+            return Ptxas(os.path.abspath(shutil.which(candidate) or candidate), lines[-1])
     return None
 
 

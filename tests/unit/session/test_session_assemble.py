@@ -1,5 +1,6 @@
 """Registers of a twin: held to what the kernel takes by itself."""
 
+import os
 import re
 import stat
 
@@ -72,6 +73,19 @@ BODY
   ret;
 }
 """
+
+
+@pytest.mark.parametrize("variable", ["PATH", "EGPU_PTXAS"])
+def test_a_relative_path_leads_to_the_same_place_from_everywhere(monkeypatch, tmp_path, variable):
+    script = tmp_path / "tools" / "ptxas"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\necho version 1\n")
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EGPU_PTXAS", raising=False)
+    given = {"PATH": f"tools:{os.environ['PATH']}", "EGPU_PTXAS": "tools/ptxas"}[variable]
+    monkeypatch.setenv(variable, given)
+    assert find_ptxas() == Ptxas(str(script), "version 1")
 
 
 @pytest.mark.skipif(find_ptxas() is None, reason="no ptxas here")
