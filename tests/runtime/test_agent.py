@@ -2,14 +2,18 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import agent_harness as harness
 import pytest
 
 from egpu.agent import Reason, Refused
+from egpu.agent.protocol import Feature, LaunchCall
+from egpu.errors import InputError
 from egpu.maps.layout import LAYOUT_VERSION
 
 
@@ -269,6 +273,76 @@ def test_many_threads(bench, broker):
     assert (result.returncode, row.seen, row.probed) == (0, 4000, 4000)
     assert len(broker.seen) == 1
     assert broker.counted() == 4000 * 128
+
+
+HOST = Feature.HOST_ENTRY | Feature.HOST_EXIT
+
+
+def test_the_session_is_asked_around_every_launch_call(bench, request):
+    broker = broker_of(request, twins={"plain": {}, "none": {"kernel_id": 8}})
+    calls = []
+    broker.host_call = calls.append
+    began = time.monotonic_ns()
+    with bench.server(broker, features=HOST) as server:
+        result = bench.run(server, "forms")
+    assert result.returncode == 0
+    kernel, extended, cooperative = LaunchCall
+    order = [kernel, extended, cooperative, kernel, kernel]
+    assert [(each.call, each.leaving) for each in calls] == [
+        (call, leaving) for call in order for leaving in (False, True)
+    ]
+    assert {(each.pid, each.thread) for each in calls} == {(result.pid, result.pid)}
+    times = [each.time for each in calls]
+    assert times == sorted(times)
+    assert began < times[0]
+    assert times[-1] < time.monotonic_ns()
+
+
+@pytest.mark.parametrize(("feature", "leaving"), [(Feature.HOST_ENTRY, 0), (Feature.HOST_EXIT, 1)])
+def test_many_threads_ask_at_once(bench, request, feature, leaving):
+    broker = broker_of(request)
+    calls = []
+    broker.host_call = calls.append
+    with bench.server(broker, features=feature) as server:
+        result = bench.run(server, "threads", 50)
+        row = only(server)
+    assert (result.returncode, row.seen, row.probed) == (0, 400, 400)
+    assert len(calls) == 400
+    assert {each.leaving for each in calls} == {bool(leaving)}
+    assert len({each.thread for each in calls}) == 8
+
+
+def test_a_launch_goes_on_where_the_session_fails(bench, request):
+    broker = broker_of(request)
+
+    def fail(call):
+        raise InputError("it does not work")
+
+    broker.host_call = fail
+    with bench.server(broker, features=HOST) as server:
+        result = bench.run(server, "plain", 5)
+        row = only(server)
+        problems = list(server.problems)
+    assert (result.returncode, row.probed, result.complaints) == (0, 5, [])
+    assert len(problems) == 10
+    assert all("it does not work" in problem for problem in problems)
+
+
+def test_a_launch_goes_on_where_the_session_ends(bench, request):
+    """While a thread waits: it does not wait for who is gone."""
+    broker = broker_of(request)
+    asked = threading.Event()
+    broker.host_call = lambda call: asked.set() or time.sleep(1)
+    with bench.server(broker, features=HOST) as server:
+        process = bench.start(server.socket_path, "plain", 5)
+        assert asked.wait(30)
+        began = time.monotonic()
+        server._listener.close()
+        for peer in server._peers:
+            peer.connection.shutdown(socket.SHUT_RDWR)
+        result = bench.finish(process)
+        assert time.monotonic() - began < 5
+    assert result.returncode == 0
 
 
 def test_unload_and_reuse(bench, request):
