@@ -11,6 +11,7 @@ from egpu.image.cubin_kernel import Kernel
 from egpu.splice.sass_carried import carried, localised
 from egpu.splice.sass_encoding import COLLECTIVES, OPCODE
 from egpu.splice.sass_probe import (
+    ProbeBlock,
     ProbeBlocks,
     ProbeSetting,
     assemble_probes,
@@ -34,26 +35,53 @@ def assembled(
     the kernel does not use (``around``).  Probes that do not do so are assembled with more of their
     values in ordinary registers; UnsupportedError when nothing helps.
     """
-    blocks = assemble_probes(kernel, setting, Manner())
-    manner = _held(kernel, blocks, most)
-    if manner != Manner():
-        held = assemble_probes(kernel, setting, manner)
-        if all(block.frame <= _SPILL_LIMIT for block in (held.entry, held.exit) if block):
-            blocks = held
-        else:
-            manner = Manner()
+    manner = _held(kernel, assemble_probes(kernel, setting, Manner()), most)
+    blocks, manner = _without_stack(kernel, setting, manner, rules)
     if blocks.exit is None or Rule.NO_CARRIED_UNIFORMS not in rules:
         return blocks
     reason: UnsupportedError | None = None
     for apart in Apart:
         if apart is not manner.apart:
-            blocks = assemble_probes(kernel, setting, replace(manner, apart=apart))
+            blocks, _ = _without_stack(kernel, setting, replace(manner, apart=apart), rules)
         for each in (blocks, _localised(blocks, setting)):
             found = _objection(each, setting, around, rules)
             if found is None:
                 return each
             reason = reason or found
     raise reason or InternalError("exit probes that nothing speaks against")
+
+
+def _without_stack(
+    kernel: Kernel, setting: ProbeSetting, manner: Manner, rules: frozenset[Rule]
+) -> tuple[ProbeBlocks, Manner]:
+    """The code in as few registers as it takes with nothing in local memory."""
+    blocks = assemble_probes(kernel, setting, manner)
+    if Rule.NO_STACK not in rules:
+        return blocks, manner
+    natural = assemble_probes(kernel, setting, replace(manner, entry=0, exit=0))
+    while _stacked(blocks.entry) or _stacked(blocks.exit):
+        wider = replace(
+            manner,
+            entry=_wider(manner.entry, blocks.entry, natural.entry),
+            exit=_wider(manner.exit, blocks.exit, natural.exit),
+        )
+        if wider == manner:
+            raise UnsupportedError(f"probes in {kernel.name} that keep values in local memory")
+        manner = wider
+        blocks = assemble_probes(kernel, setting, manner)
+    return blocks, manner
+
+
+def _stacked(block: ProbeBlock | None) -> bool:
+    return block is not None and block.frame > 0
+
+
+def _wider(limit: int, block: ProbeBlock | None, natural: ProbeBlock | None) -> int:
+    """The next limit for a block that keeps something in local memory, 0 for none."""
+    if not _stacked(block) or natural is None:
+        return limit
+    wider = limit + _REGISTER_STEP
+    return wider if limit and wider < natural.registers else 0
 
 
 def _objection(
@@ -88,7 +116,6 @@ def _localised(blocks: ProbeBlocks, setting: ProbeSetting) -> ProbeBlocks:
 
 _FREE_REGISTERS = 32  # a thread: that many let an SM hold all the threads that it can
 _REGISTER_STEP = 8  # in which registers are given out
-_SPILL_LIMIT = 128  # bytes of stack
 
 
 def free_registers(registers: int) -> int:

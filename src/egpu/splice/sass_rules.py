@@ -72,6 +72,11 @@ class Rule(enum.Enum):
         "with one lane's mask, in which others wait for ever or are an illegal instruction; so in "
         "an exit probe no lanes meet, and none work together"
     )
+    NO_STACK = (
+        "what exit probes kept in local memory was read back as what an earlier thread had left "
+        "there, now and then, on an H200; why is not known: probes keep nothing there, even if it "
+        "takes more registers"
+    )
     NO_YIELD = (
         "a warp that yields inside the exit probe runs lanes that may come there, too: YIELD is "
         "taken out"

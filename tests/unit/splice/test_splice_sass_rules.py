@@ -354,6 +354,25 @@ def test_no_meeting(probes):
     with_and_without(Rule.NO_MEETING, barriers, "plain", "vector_add", probes)
 
 
+def greedy():
+    """A probe with more values at a time than 32 registers hold."""
+    numbers = range(24)
+    loads = "".join(f"ld.volatile.global.b64 %v{n}, [%rd1+{8 * n}];\n" for n in numbers)
+    stores = "".join(f"st.volatile.global.b64 [%rd1+{8 * n}], %v{23 - n};\n" for n in numbers)
+    text = ".reg .b64 %rd1, %v<24>;\nmov.b64 %rd1, __egpu_launch_0;\n" + loads + stores
+    return code(text, Relocation(RelocKind.LAUNCH, 0), kind=EXIT)
+
+
+def test_no_stack():
+    def local(spliced):
+        return [line for line in spliced.lines if line.name.startswith(("LDL", "STL"))]
+
+    with_and_without(Rule.NO_STACK, local, "plain", "vector_add", (greedy(),))
+    spliced = Spliced("plain", "vector_add", (greedy(),), EVERY_RULE)
+    # In the next step of registers that does, not in as many as the assembler likes.
+    assert 48 < spliced.result.registers <= 64
+
+
 def test_what_takes_an_instruction_s_place_takes_as_long():
     """What stands before it counts on the time until what comes behind."""
 
