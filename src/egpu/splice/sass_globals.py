@@ -69,7 +69,7 @@ def share_globals(
 
     ``symbols`` as they were before the kernel was changed, which moves none.
     """
-    variables = {each.index for each in symbols if _is_variable(parts, each)}
+    variables = _variables(parts, symbols)
     bank = parts.find(_ADDRESSES)
     if variables:
         _check(parts, kernel, symbols, variables)
@@ -151,10 +151,16 @@ def constants_of(code: Code, bank: int) -> frozenset[int] | None:
     return frozenset(offset // 8 * 8 for offset in offsets)
 
 
-def _is_variable(parts: CubinParts, symbol: Symbol) -> bool:
-    if symbol.type != STT_OBJECT or not 0 < symbol.section < len(parts.parts):
-        return False
-    return parts.parts[symbol.section].name in _VARIABLES and not is_compiler_constant(symbol.name)
+def _variables(parts: CubinParts, symbols: tuple[Symbol, ...]) -> set[int]:
+    """Symbols of variables that a program can see."""
+    sections = {at for at, part in enumerate(parts.parts) if part.name in _VARIABLES}
+    return {
+        each.index
+        for each in symbols
+        if each.section in sections
+        and each.type == STT_OBJECT
+        and not is_compiler_constant(each.name)
+    }
 
 
 def patches(parts: CubinParts, shared: tuple[_Shared, ...]) -> tuple[GlobalPatch, ...]:
