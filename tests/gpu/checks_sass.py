@@ -55,6 +55,29 @@ def sass_stress(built: Built) -> str:
     return f"{launches} launches exact"
 
 
+def sass_warps(built: Built) -> str:
+    """A lane that the hardware elects counts at entry and exit of each warp: exact sums, whatever
+    diverges, in kernels that were written to be disturbed and in short ones."""
+    program = str(ROOT / "bench" / "probes" / "counters.bpf.o")
+    answers = []
+    for argv in ([built.program("machine_code"), "20"], [built.program("stress"), "150"]):
+        unprobed = plain(argv)
+        run = plain(egpu("run", program, "--json", "--", *argv))
+        *output, report = run.output.strip().splitlines()
+        require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
+        require(output == unprobed.output.strip().splitlines(), "output differs")
+        said, report = json.loads(output[-1])["kernels"], json.loads(report)
+        launches = report["launches"]
+        require(launches["seen"] == launches["probed"], f"probed: {launches}")
+        threads = sum(totals["threads"] for totals in said.values())
+        sums = {0: 0, 1: 0}
+        for row in report["maps"]["counts"]:  # one for each context
+            sums[row["key"]] += row["value"]
+        require(sums == {0: threads, 1: threads}, f"{sums} of {threads} threads came and left")
+        answers.append(f"{threads:,} threads")
+    return f"{' and '.join(answers)} exact"
+
+
 def sass_preferred(built: Built) -> str:
     """Where a program has machine code and PTX, probes go into the machine code."""
     argv = [built.program("runtime_static")]
@@ -231,6 +254,7 @@ CHECKS = (
     sass_counts,
     sass_repeated,
     sass_stress,
+    sass_warps,
     sass_preferred,
     sass_latencies,
     sass_leaving,
