@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 
-from building import HERE, WORKLOADS, Built
+from building import HERE, ROOT, WORKLOADS, Built
 from observing import (
     Observed,
     egpu,
