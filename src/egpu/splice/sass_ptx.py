@@ -27,6 +27,7 @@ LARGE_PARAMETERS, _LARGE_VERSION = 4352, (8, 1)
 # Bytes of shared memory that no kernel has, as far as an LDS reaches (24 bits, signed): where the
 # saved start is "read".
 START_PLACES = {RelocKind.START_TIME: 0x697000, RelocKind.START_CLOCK: 0x697010}
+JOINED_PLACE = 0x697020
 _WORD = 8
 _GAP = "gap"
 
@@ -47,6 +48,9 @@ class Apart(enum.Enum):
     NOTHING = enum.auto()
     MASKS = enum.auto()  # the masks of active lanes
     EVERYTHING = enum.auto()  # and what comes from the launch
+    # Nothing; but all of it is behind a branch that no lane takes, as far as the assembler knows
+    # some do: so it keeps uniform values for a few instructions only, as where lanes have parted.
+    BRANCHED = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +154,35 @@ def _leaving(probes: Sequence[DeviceCode], bodies: Sequence[str], apart: Apart) 
     Where one lane does all the work, the others end before any of it.  Otherwise those that a
     program does not run for go on to the next, and all know who left together with them.
     """
-    masks = str if apart is Apart.NOTHING else _vector_mask
+    masks = _vector_mask if apart in (Apart.MASKS, Apart.EVERYTHING) else str
     bodies = [_LAST_SYNC.sub("", body) for body in bodies]
     for probe, body in zip(probes, bodies, strict=True):
         if _TOGETHER.search(body):
             raise UnsupportedError(
                 f"an exit probe ({probe.program}) in which lanes of a warp work together"
             )
+    around = _AROUND if apart is Apart.BRANCHED else ("", "")
     if len(probes) == 1:
-        return f"{{\n{masks(bodies[0])}\n}}\n"
+        return f"{around[0]}{{\n{masks(bodies[0])}\n}}\n{around[1]}"
     alone = all(each.level is not Level.THREAD for each in probes)
     group = masks(_GROUP + (_ONE_LANE if alone else ""))
     same = [_ACTIVE_MASK.sub(r"mov.b32 \1, %egpu_group;", body, count=1) for body in bodies]
-    return group + "".join(f"{{\n{body}\n}}\n" for body in same)
+    return around[0] + group + "".join(f"{{\n{body}\n}}\n" for body in same) + around[1]
 
 
+# A load stands where the ways meet, so that they do; it is no instruction of the machine code's.
+_AROUND = (
+    """.reg .b32 %egpu_own, %egpu_joined;
+.reg .pred %egpu_never;
+mov.u32 %egpu_own, %lanemask_eq;
+setp.eq.b32 %egpu_never, %egpu_own, 0;
+@%egpu_never bra $egpu_joined;
+""",
+    f"""$egpu_joined:
+mov.b32 %egpu_own, {JOINED_PLACE};
+ld.volatile.shared.b32 %egpu_joined, [%egpu_own];
+""",
+)
 _LAST_SYNC = re.compile(r"bar\.warp\.sync\s+[%$\w]+\s*;\s*\Z")
 _TOGETHER = re.compile(r"\b(?:bar\.warp|match\.\w+|shfl|vote|redux)\.sync\b")
 _ACTIVE_MASK = re.compile(r"activemask\.b32\s+([%$\w]+)\s*;")

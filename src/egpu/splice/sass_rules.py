@@ -136,17 +136,17 @@ def without_meetings(words: Sequence[int], rules: frozenset[Rule]) -> tuple[int,
     """Code with NOPs in the place of convergence barriers, whose lanes go on by themselves."""
     if Rule.NO_MEETING not in rules:
         return tuple(words)
-    return tuple(_nothing(word) if OPCODE.of(word) in MEETINGS else word for word in words)
+    return tuple(nothing(word) if OPCODE.of(word) in MEETINGS else word for word in words)
 
 
 def without_yields(words: Sequence[int], rules: frozenset[Rule]) -> list[int]:
     """Code with NOPs in the place of YIELDs."""
     if Rule.NO_YIELD not in rules:
         return list(words)
-    return [_nothing(word) if OPCODE.of(word) == YIELD_OP else word for word in words]
+    return [nothing(word) if OPCODE.of(word) == YIELD_OP else word for word in words]
 
 
-def _nothing(word: int) -> int:
+def nothing(word: int) -> int:
     """A NOP that takes as long as an instruction of a probe, and waits for what it waits for:
     others behind it count on both."""
     return YIELD.set(instruction(NOP, stall=STALL.of(word), wait=WAIT.of(word)), YIELD.of(word))

@@ -37,12 +37,14 @@ from egpu.splice.sass_kernel import lowest_register_limit
 from egpu.splice.sass_probe import (
     ProbeBlock,
     ProbeBlocks,
+    joined_reads,
     start_reads,
 )
 from egpu.splice.sass_rules import (
     Rule,
     after_everything,
     jump_for_exit,
+    nothing,
     register_count,
     tracked,
     with_late_reads,
@@ -136,6 +138,8 @@ class Splice:
         if Rule.OWN_UNIFORMS in self._rules:
             code_of_probe = tuple(probe)
             probe = list(renamed(code_of_probe, free_numbers(code_of_probe, self._around)))
+        for index in joined_reads(probe):
+            probe[index] = nothing(probe[index])
         for index, kind, half in start_reads(probe):
             word = probe[index]
             source = self._starts[kind] + half

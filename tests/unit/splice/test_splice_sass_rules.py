@@ -9,7 +9,7 @@ from splice_probes import COUNT_RELOCATIONS, ENTRY, EVERYTHING, EXIT, LAYOUT, co
 from egpu import tools
 from egpu.bpf.object import read_object
 from egpu.bpf.program import Level
-from egpu.codegen import compile_probe
+from egpu.codegen import Together, compile_probe
 from egpu.codegen.device_code import Relocation, RelocKind
 from egpu.errors import UnsupportedError
 from egpu.image.cubin import open_cubin
@@ -386,6 +386,19 @@ def test_what_takes_an_instruction_s_place_takes_as_long():
     assert replaced == original
     assert [OPCODE.of(word) for word in blocks[0]] != [OPCODE.of(word) for word in blocks[1]]
     assert {STALL.of(word) for word in blocks[1] if OPCODE.of(word) in (BSSY, BSYNC)} > {5}
+
+
+def test_probes_behind_a_branch_keep_uniform_values_for_a_few_instructions():
+    """The last manner: what the others leave with values that live across branches."""
+    path = Path(__file__).parents[2] / "gpu" / "probes" / "leaving.bpf.o"
+    read = read_object(path.read_bytes(), path.name)
+    (verified,) = [verify(program) for program in read.programs]
+    made = compile_probe(verified, point=verified.program.attach[0], together=Together.ONE)
+    layout = plan(read.maps, 132)
+    spliced = splice_sass(cubin("plain", "90"), "vector_add", (made,), layout, assemble)
+    lines = [line.text for line in disassembled(spliced.image)["vector_add"]]
+    assert any("SR_EQMASK" in line for line in lines)
+    assert not any("LDS" in line or "BSSY" in line or "WARPSYNC" in line for line in lines)
 
 
 def test_lanes_do_not_work_together_in_an_exit_probe():
