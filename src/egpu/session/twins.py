@@ -17,7 +17,6 @@ from egpu.maps.layout import ArenaLayout
 from egpu.session.assemble import Assembler
 from egpu.session.attached import Attachment, ProbeSet
 from egpu.session.cache import BuiltTwin, Origin, TwinCache, Way
-from egpu.session.experiments import refuse_in_machine_code
 from egpu.session.images import OpenedImages
 from egpu.splice import SPLICED_ARCHS, kernel_alone, splice_ptx, splice_sass
 
@@ -177,7 +176,6 @@ class TwinBuilder:
         if self._way(image, seen, attachments) is Way.PTX:
             return in_text()
         try:
-            refuse_in_machine_code(item.program for item in attachments)
             codes = [self._probes.compiled(item, launch, _lanes(item)) for item in attachments]
             built, costs_blocks = self._splice_machine_code(image, seen, codes, layout)
             if costs_blocks and not self._allow_occupancy_loss:
