@@ -155,9 +155,9 @@ def sass_constants(built: Built) -> str:
     return f"{launches} launches exact; {reasons[0]}"
 
 
-def _framework(name: str, *, allowed: frozenset[str] = frozenset()) -> str:
+def _framework(name: str, *, allowed: frozenset[str] = frozenset(), recording: bool = False) -> str:
     """Results as without probes, counts as the launches' shapes have it; launches may stay unprobed
-    for an ``allowed`` reason only."""
+    for an ``allowed`` reason only.  ``recording``: some have to be recorded into graphs."""
     argv = [sys.executable, str(WORKLOADS / "frameworks.py"), name]
     unprobed = plain(argv, timeout=300)
     if unprobed.code == _MISSING:
@@ -181,6 +181,7 @@ def _framework(name: str, *, allowed: frozenset[str] = frozenset()) -> str:
     others = {reason for row in rows.values() for reason in row["not_probed"]} - allowed
     require(count > 0 and not others, f"{count} of {seen} launches probed{said}")
     graphs = sum(row["launches_captured"] for row in rows.values())
+    require(graphs > 0 or not recording, "nothing was recorded into a graph")
     return f"{count} of {seen} launches ({graphs} recorded), {len(rows)} kernels exact{said}"
 
 
@@ -247,7 +248,7 @@ def sass_cupy(built: Built) -> str:
 
 def sass_jax(built: Built) -> str:
     """JAX with its command buffers."""
-    return _framework("jax")
+    return _framework("jax", recording=True)
 
 
 CHECKS = (

@@ -237,8 +237,12 @@ def cupy_arrays():
 
 
 def jax_functions():
-    # XLA times several ways to multiply and takes the fastest, another one in each process.
-    os.environ["XLA_FLAGS"] = "--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true"
+    # XLA times several ways to multiply and takes the fastest, another one in each process; and it
+    # makes command buffers (graphs) of five kernels at least.
+    os.environ["XLA_FLAGS"] = (
+        "--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true"
+        " --xla_gpu_graph_min_graph_size=1"
+    )
     import jax
     import jax.numpy as jnp
     import numpy
