@@ -58,15 +58,16 @@ def run_once(way: str, folder: str) -> dict:
 
 
 def check(way: str, report: dict) -> None:
-    """Every launch was probed, or none and no image was asked for; twins come from where they
-    should."""
+    """Every launch was probed, or none and no image was read; twins come from where they should."""
     cost, launches = report["cost"], report["launches"]
     wanted = 0 if way == "no match" else launches["seen"]
     if launches["probed"] != wanted or (wanted == 0 and cost["images"]):
         sys.exit(f"first_step.py: {way}: {launches['probed']} of {launches['seen']} were probed")
-    cached = {"no match": 0, "cold": 0, "warm": cost["twins"]}[way]
-    if cost["twins_cached"] != cached or bool(cost["twins"]) != (way != "no match"):
-        sys.exit(f"first_step.py: {way}: {cost['twins_cached']} of {cost['twins']} twins cached")
+    twins, cached = cost["twins"], cost["twins_cached"]
+    if way == "cold" and cached * 10 > twins:  # a kernel can be in two modules
+        sys.exit(f"first_step.py: cold: {cached} of {twins} twins were on disk")
+    if way == "warm" and cached != twins:
+        sys.exit(f"first_step.py: warm: only {cached} of {twins} twins were on disk")
 
 
 def measure(repeats: int) -> dict[str, list[dict]]:
