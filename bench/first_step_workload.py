@@ -1,4 +1,4 @@
-"""The first steps of training a small transformer with PyTorch: seconds of each, and the first loss.
+"""The first training steps of a small transformer in PyTorch: seconds of each, the first loss.
 
 One JSON object: {"import_s", "steps_s": [...], "loss": hash}.  77 without PyTorch.
 """
