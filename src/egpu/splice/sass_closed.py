@@ -32,8 +32,7 @@ _NAMES_A_PLACE = frozenset({BRA, BSSY, CALL, *RETURNS, *WARPSYNCS})
 
 
 def check_probe(words: Sequence[int], arch: int) -> None:
-    """UnsupportedError for a probe with a jump whose place is not in it or is not known, or in
-    which lanes meet elsewhere than a barrier says."""
+    """UnsupportedError for a probe with a jump whose place is not in it or is not known."""
     for index, word in enumerate(words):
         opcode = OPCODE.of(word)
         if opcode not in RELATIVE or opcode == BREAK:
@@ -41,7 +40,16 @@ def check_probe(words: Sequence[int], arch: int) -> None:
         place = _place(index, word, arch)
         if opcode not in _NAMES_A_PLACE or not 0 <= place < len(words):
             raise UnsupportedError(f"a probe with a jump out of it ({opcode:#x} at {index})")
-        if opcode == BSSY and not _meets(words[place - 1], BARRIER.of(word)):
+
+
+def check_meetings(words: Sequence[int], arch: int) -> None:
+    """UnsupportedError for a probe in which lanes go on elsewhere than behind where they meet, so
+    that they cannot do without meeting."""
+    for index, word in enumerate(words):
+        if OPCODE.of(word) != BSSY:
+            continue
+        place = _place(index, word, arch)
+        if not _meets(words[place - 1], BARRIER.of(word)):
             raise UnsupportedError(f"a probe in which lanes meet in an unknown way (at {index})")
 
 

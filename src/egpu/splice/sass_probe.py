@@ -20,7 +20,7 @@ from egpu.image.cubin import open_cubin
 from egpu.image.cubin_edit import relocations_of, take_apart
 from egpu.image.cubin_kernel import Kernel, open_kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
-from egpu.splice.sass_closed import check_probe
+from egpu.splice.sass_closed import check_meetings, check_probe
 from egpu.splice.sass_encoding import (
     BRA,
     CONSTANT_OFFSET,
@@ -143,6 +143,8 @@ def _lift(
             each.level is not Level.BLOCK for each in probes if each.kind is kind
         ):  # of a block's warps most go around what one does
             block = replace(block, words=straightened(block.words, arch))
+        if kind is AttachKind.EXIT:
+            check_meetings(block.words, arch)
         _check_starts(block, made.starts if kind is AttachKind.EXIT else ())
         blocks[name] = block
     if bank_offset is None:

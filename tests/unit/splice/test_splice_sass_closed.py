@@ -10,7 +10,7 @@ from egpu.image.cubin import open_cubin
 from egpu.image.cubin_edit import take_apart
 from egpu.image.cubin_kernel import open_kernel
 from egpu.splice.sass import splice_sass
-from egpu.splice.sass_closed import check_probe, check_spliced
+from egpu.splice.sass_closed import check_meetings, check_probe, check_spliced
 from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     BARRIER,
@@ -67,14 +67,14 @@ def met(barrier):
 def test_a_probe_keeps_to_itself():
     end = instruction(EXIT_OPCODE)
     check_probe([branch(ARCH, 0), end], ARCH)
-    check_probe([meeting(3, 3), branch(ARCH, 0), met(3), end], ARCH)
+    check_meetings([meeting(3, 3), branch(ARCH, 0), met(3), end], ARCH)
     for words in ([branch(ARCH, SIZE), end], [branch(ARCH, -2 * SIZE), end]):
         with pytest.raises(UnsupportedError, match="a jump out of it"):
             check_probe(words, ARCH)
     with pytest.raises(UnsupportedError, match="a jump out of it"):
         check_probe([instruction(NOP) & ~0xFFF | 0x949, end], ARCH)  # BRX: through a register
     with pytest.raises(UnsupportedError, match="meet in an unknown way"):
-        check_probe([meeting(3, 3), branch(ARCH, 0), met(2), end], ARCH)
+        check_meetings([meeting(3, 3), branch(ARCH, 0), met(2), end], ARCH)
 
 
 @needs_tools
