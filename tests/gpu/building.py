@@ -26,6 +26,8 @@ NVCC_PROGRAMS = {
     "long_running":    ((),                                 "long_running.cu"),
     "out_of_memory":   ((),                                 "out_of_memory.cu"),
     "machine_code":    (_MACHINE_CODE,                      "machine_code.cu"),
+    "machine_code_ptx": (("-arch=sm_90",),                  "machine_code.cu"),
+    "stress_ptx":      (("-arch=sm_90",),                   "stress.cu"),
     "constants":       (("-arch=sm_90",),                   "constants.cu"),
     "constants_alone": (_MACHINE_CODE,                      "constants.cu"),
     "persistent":      (("-arch=sm_90",),                   "persistent.cu"),

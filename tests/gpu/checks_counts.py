@@ -154,8 +154,15 @@ def repeated(built: Built) -> str:
 
 def block_exits_ptx(built: Built) -> str:
     """kretprobe.block runs once a block, of every shape, in streams and graphs."""
-    argv = [built.program("runtime_static")]
-    return block_exits(argv, "--no-machine-code", trapping=["cooperative"])
+    found = [
+        block_exits(argv, "--no-machine-code", trapping=trapping)
+        for argv, trapping in (
+            ([built.program("runtime_static")], ["cooperative"]),
+            ([built.program("stress_ptx"), "60"], []),
+            ([built.program("machine_code_ptx"), "4"], ["together"]),
+        )
+    ]
+    return "; ".join(found)
 
 
 def block_exits_machine_code(built: Built) -> str:

@@ -25,7 +25,10 @@ def test_once_a_block():
 
 
 def test_warnings_are_awaited_where_threads_may_trap():
-    rows = [{"name": name, "launches_probed": probed} for name, probed in (("a", 3), ("b", 0))]
+    rows = [
+        {"name": "a", "launches_probed": 3, "not_probed": {}},
+        {"name": "b", "launches_probed": 0, "not_probed": {"no twin can be made": 2}},
+    ]
     trap = "{}: threads that end by trap at 0x1b0 are not seen to leave."
 
     def wrong(*warnings, trapping=("a", "b")):
@@ -34,9 +37,11 @@ def test_warnings_are_awaited_where_threads_may_trap():
 
     assert wrong(trap.format("a")) == []
     assert wrong() == ["no warning of the trap in a"]
-    assert wrong(trap.format("a"), trap.format("b")) == [f"warning: {trap.format('b')}"]
+    assert wrong(trap.format("a"), trap.format("b")) == []  # a twin that is not used
     assert wrong(trap.format("a"), trapping=()) == [f"warning: {trap.format('a')}"]
     assert wrong(trap.format("a"), "a: missed") == ["warning: a: missed"]
+    assert wrong(trap.format("a"), "b: not supported: an exit probe") == []
+    assert wrong("a: not supported: it", trapping=()) == ["warning: a: not supported: it"]
 
 
 def test_totals_are_over_all_contexts():
