@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -178,7 +177,7 @@ class Attachment:
                 f"programs at launch calls of process {idle.pid}, which was started without",
                 needs="`egpu run OBJECT -- COMMAND`",
             )
-        if idle.forwarding.opened & {pid for pid in idle.pids() if _alive(pid)}:
+        if idle.forwarding.opened:
             raise InputError(
                 f"process {idle.pid} was attached to before: its map memory is laid out for "
                 "the programs of then",
@@ -230,15 +229,6 @@ class _Forwarding:
             self.target.process_started(pid, command)
 
     def process_ended(self, pid: int) -> None:
+        self.opened.discard(pid)
         if self.target is not None:
             self.target.process_ended(pid)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
