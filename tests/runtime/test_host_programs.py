@@ -135,6 +135,32 @@ SEC("kretprobe/first") int left(struct egpu_ctx *c) {
         assert counts.to_dict() == {0: 5, 1: 160, 2: 7 + 1040}
 
 
+def test_variables_that_both_sides_add_to(tmp_path, compiled):
+    path = compiled("""
+__u64 launches, threads, both;
+SEC("uprobe/" CALL) int launching(void *ctx) {
+  __sync_fetch_and_add(&launches, 1);
+  __sync_fetch_and_add(&both, 1000);
+  return 0;
+}
+SEC("kprobe/first") int entered(struct egpu_ctx *c) {
+  __sync_fetch_and_add(&threads, 1);
+  __sync_fetch_and_add(&both, 1);
+  return 0;
+}
+""")
+    with running(tmp_path, path) as (session, stepper):
+        variables = session.maps[".bss"]
+        for _ in range(3):
+            stepper.do("first 4 10")
+        session.snapshot()
+        assert [variables[name] for name in ("launches", "threads", "both")] == [3, 120, 3120]
+        variables["both"] = 5
+        stepper.do("first 4 10")
+        stepper.end(session)
+        assert [variables[name] for name in ("launches", "threads", "both")] == [4, 160, 1045]
+
+
 def test_launches_that_wait_for_each_other(tmp_path, compiled):
     """Several in a row without waiting: each finds its own number, or already a later one's."""
     with running(tmp_path, compiled(NUMBERED)) as (session, stepper):

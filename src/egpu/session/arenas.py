@@ -47,6 +47,8 @@ from egpu.session.pushed_maps import PushedMap
 from egpu.session.stacks import StackView
 from egpu.session.writer import ArenaWriter
 
+_WHOLE = slice(None)
+
 
 @dataclass(frozen=True, slots=True)
 class Arena:
@@ -193,10 +195,10 @@ class Arenas:
             known[key] = (added(base, state.value(entry), size),)
         return known
 
-    def forget_addition(self, index: int, key: bytes) -> None:
-        """A value was set from outside: what the host had added to it is gone."""
+    def forget_addition(self, index: int, key: bytes, part: slice = _WHOLE) -> None:
+        """A value, or a part of it, was set from outside: what the host had added there is gone."""
         if index in self.additions:
-            value = self.additions[index].value(int.from_bytes(key, "little"))
+            value = self.additions[index].value(int.from_bytes(key, "little"))[part]
             value[:] = bytes(len(value))
 
     def close(self) -> None:

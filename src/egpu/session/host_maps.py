@@ -113,6 +113,7 @@ class HostMap:
             for _, arena in self._targets() or ():
                 place = arena.layout.places[self._index]
                 arena.writer.write([WriteRow(place.offset + offset, data)])
+            self._arenas.forget_addition(self._index, bytes(4), slice(offset, offset + len(data)))
             if self._only is None:
                 self._arenas.initial.patch(self._index, offset, data)
 
