@@ -1,9 +1,12 @@
 """Programs of uprobe sections at launch calls: what they set is what the launch sees."""
 
 import errno
+import os
 import subprocess
+import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from test_host_maps import running
@@ -191,6 +194,36 @@ SEC("kprobe/first") int inside(struct egpu_ctx *c) { bpf_printk("in it"); return
     assert sorted(lines) == sorted(
         [wanted, wanted, f"first[{pid}] block 0,0,0 thread 0,0,0: in it"]
     )
+
+
+def test_what_a_program_knows_of_its_thread(tmp_path, compiled):
+    path = compiled("""
+MAP(known, ARRAY, 4);
+static __always_inline void keep(__u32 which, __u64 what) {
+  bpf_map_update_elem(&known, &which, &what, BPF_ANY);
+}
+SEC("uprobe/" CALL) int ask(void *ctx) {
+  __u64 comm[2] = {};
+  __u64 *before = at(&known, 3);
+  keep(0, bpf_get_current_pid_tgid());
+  keep(1, bpf_get_current_uid_gid());
+  bpf_get_current_comm(comm, sizeof(comm));
+  keep(2, comm[0]);
+  keep(3, (before ? *before << 32 : 0) | bpf_get_prandom_u32());
+  return 0;
+}
+SEC("kprobe/first") int inside(struct egpu_ctx *c) { return 0; }
+""")
+    with running(tmp_path, path) as (session, stepper):
+        for _ in range(2):
+            stepper.do("first 1 1")
+        stepper.end(session)
+        known = session.maps["known"].to_dict()
+        assert known[0] == session.pid << 32 | session.pid
+        assert known[1] == os.getgid() << 32 | os.getuid()
+        name = known[2].to_bytes(8, "little").rstrip(b"\0")
+        assert Path(sys.executable).resolve().name.encode().startswith(name[:6])
+        assert known[3] >> 32 != known[3] & 0xFFFFFFFF
 
 
 REFUSED = {

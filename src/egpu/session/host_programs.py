@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,7 +66,7 @@ def on_host(program: Program) -> bool:
 class HostPrograms:
     """The host programs of a session, which run one at a time.
 
-    ``enabled`` says whether a program is attached now; ``lines`` is where printed lines go.
+    ``enabled`` says whether a program is attached now; ``problems`` are runs that failed.
     Raises UnsupportedError for a place, a helper or a use of a map that there is no way to serve.
     """
 
@@ -131,11 +133,13 @@ class HostPrograms:
                 context=b"",
                 maps=states,
                 helpers=_helpers(call.time),
-                place=Place(pid_tgid=call.pid << 32 | call.thread, comm=_comm(call)),
+                place=_place(call),
                 budget=verified.facts.budget or NO_BUDGET,
             )
         except EgpuError as error:
-            self.problems.append(f"program {program.name} at a launch: {error}")
+            problem = f"program {program.name} at a launch: {error}"
+            if problem not in self.problems:
+                self.problems.append(problem)
             return
         for index in sorted(used):
             if self._sharing[index] is Sharing.GIVEN:
@@ -193,11 +197,16 @@ def _helpers(time: int) -> Mapping[int, HelperBody]:
     return {**BODIES, **dict.fromkeys(_TIMES, clock)}
 
 
-def _comm(call: HostCall) -> bytes:
-    try:
-        return Path(f"/proc/{call.pid}/task/{call.thread}/comm").read_bytes().rstrip(b"\n")
-    except OSError:
-        return b""
+def _place(call: HostCall) -> Place:
+    """Where a run is: the thread that waits."""
+    where = Path(f"/proc/{call.pid}/task/{call.thread}")
+    comm, owner = b"", 0
+    with contextlib.suppress(OSError):  # it was killed while it waits
+        comm = (where / "comm").read_bytes().rstrip(b"\n")
+        status = where.stat()
+        owner = status.st_gid << 32 | status.st_uid
+    both = call.pid << 32 | call.thread
+    return Place(pid_tgid=both, uid_gid=owner, comm=comm, seed=secrets.randbits(32))
 
 
 def _check(verified: VerifiedProgram) -> None:
