@@ -108,30 +108,37 @@ def sass_latencies(built: Built) -> str:
     return f"{count} launches timed"
 
 
-def sass_leaving(built: Built) -> str:
-    """Threads that leave work for themselves: each counts in a hash map, in groups that part."""
+def leaving(built: Built) -> str:
+    """Threads that leave and part, each counting in a hash map: by PTX, refused in machine code."""
+    probe = str(HERE / "probes" / "leaving.bpf.o")
     threads = 0
-    for argv in ([built.program("stress"), "20"], [built.program("machine_code"), "3"]):
-        unprobed = plain(argv)
-        program = str(HERE / "probes" / "leaving.bpf.o")
-        options = ("--json", "--allow-occupancy-loss")
-        run = plain(egpu("run", program, *options, "--", *argv), timeout=60)
-        require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
-        *output, report = run.output.strip().splitlines()
-        require(output == unprobed.output.strip().splitlines(), "output differs")
-        kernels = json.loads(output[-1])["kernels"]
-        found = json.loads(report)
-        rows = {row["name"]: row for row in found["kernels"]}
-        expected = sum(each["threads"] for name, each in kernels.items()
-                       if not rows[demangle(name)]["not_probed"])  # fmt: skip
-        left = sum(row["value"] for row in found["maps"]["totals"] if row["key"] == 0)
-        counted = sum(row["value"] for row in found["maps"]["threads"])
-        require(
-            left == counted == expected,
-            f"{argv[0]}: {left} left, {counted} in the hash map, expected {expected}",
-        )
-        threads += left
+    for name, rounds in (("stress", "20"), ("machine_code", "3")):
+        for program, by_text in ((name, False), (f"{name}_ptx", True)):
+            argv = [built.program(program), rounds]
+            unprobed = plain(argv)
+            run = plain(egpu("run", probe, "--json", "--allow-occupancy-loss", "--", *argv))
+            require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
+            *output, report = run.output.strip().splitlines()
+            require(output == unprobed.output.strip().splitlines(), "output differs")
+            threads += _left(
+                program, json.loads(output[-1])["kernels"], json.loads(report), by_text
+            )
     return f"{threads:,} threads exact"
+
+
+def _left(program: str, kernels: Mapping, report: Mapping, by_text: bool) -> int:
+    rows = {row["name"]: row for row in report["kernels"]}
+    probed_rows = [name for name in kernels if not rows[demangle(name)]["not_probed"]]
+    if by_text:
+        require(bool(probed_rows), f"{program}: no kernel was probed")
+    expected = sum(kernels[name]["threads"] for name in probed_rows)
+    left = sum(row["value"] for row in report["maps"]["totals"] if row["key"] == 0)
+    counted = sum(row["value"] for row in report["maps"]["threads"])
+    require(
+        left == counted == expected,
+        f"{program}: {left} left, {counted} in the hash map, expected {expected}",
+    )
+    return left
 
 
 def sass_constants(built: Built) -> str:
@@ -258,7 +265,7 @@ CHECKS = (
     sass_warps,
     sass_preferred,
     sass_latencies,
-    sass_leaving,
+    leaving,
     sass_constants,
     sass_torch,
     sass_training,

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egpu.bpf.program import AttachKind
+from egpu.bpf.program import AttachKind, Level
 from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin_kernel import Kernel
 from egpu.splice.sass_carried import carried, localised
-from egpu.splice.sass_encoding import COLLECTIVES, OPCODE
+from egpu.splice.sass_encoding import BSSY, COLLECTIVES, OPCODE
 from egpu.splice.sass_probe import (
     ProbeBlock,
     ProbeBlocks,
@@ -91,10 +91,17 @@ def _objection(
     if blocks.exit is None:
         return None
     words = blocks.exit.words
-    leaving = [each.program for each in setting.probes if each.kind is AttachKind.EXIT]
+    exits = [each for each in setting.probes if each.kind is AttachKind.EXIT]
+    leaving = [each.program for each in exits]
     if Rule.NO_MEETING in rules and any(OPCODE.of(word) in COLLECTIVES for word in words):
         return UnsupportedError(
             f"exit probes ({', '.join(leaving)}) in which lanes of a warp work together"
+        )
+    parting = any(each.level is Level.THREAD for each in exits)
+    if Rule.NO_MEETING in rules and parting and any(OPCODE.of(word) == BSSY for word in words):
+        return UnsupportedError(
+            f"exit probes ({', '.join(leaving)}) of threads whose lanes part",
+            needs="exit probes of warps or blocks (kretprobe.warp/, kretprobe.block/), or PTX",
         )
     if carried(words, setting.arch):
         return UnsupportedError(

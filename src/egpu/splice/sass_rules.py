@@ -70,7 +70,8 @@ class Rule(enum.Enum):
         "a convergence barrier has one set of lanes for the whole warp, and groups of leaving "
         "lanes that are in the probe at once spoil it for each other: they are merged and run on "
         "with one lane's mask, in which others wait for ever or are an illegal instruction; so in "
-        "an exit probe no lanes meet, and none work together"
+        "an exit probe no lanes meet, and none work together; and one that each thread runs and "
+        "whose lanes part is refused, since what they added to a hash map was not exact then"
     )
     NO_STACK = (
         "what exit probes kept in local memory was read back as what an earlier thread had left "

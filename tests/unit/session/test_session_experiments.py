@@ -7,10 +7,12 @@ import pytest
 
 from egpu.agent.twin import DeviceInfo, KernelSeen, Refused, Twin
 from egpu.bpf.object import read_object
+from egpu.bpf.own_maps import with_own_maps
 from egpu.errors import UnsupportedError
 from egpu.image import list_kernels, open_image
 from egpu.maps import plan
 from egpu.session import twins
+from egpu.session.arrivals import verify_all
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
 from egpu.session.cache import Way
@@ -18,7 +20,7 @@ from egpu.session.twins import TwinBuilder
 from egpu.verifier import verify
 
 ROOT = Path(__file__).resolve().parents[3]
-LEAVING = ROOT / "tests" / "gpu" / "probes" / "leaving.bpf.o"
+PROBES = ROOT / "tests" / "gpu" / "probes"
 TOOLS = ROOT / "src" / "egpu" / "tools"
 CUBIN = next(iter(sorted((ROOT / "tests" / "unit" / "images").glob("*sm_90*.cubin"))))
 
@@ -109,9 +111,26 @@ def test_ptx_where_the_machine_code_costs_blocks(monkeypatch, name, loss):
 
 
 @needs_ptxas
-def test_hash_maps_in_machine_code():
+@pytest.mark.parametrize(("name", "reason"), [("block_exits", ""), ("leaving", "whose lanes part")])
+def test_hash_maps_in_machine_code(name, reason):
+    """One lane of each group works on them at exits; threads that part there are refused."""
     data = (IMAGES / "machine_code.fatbin").read_bytes()
+    obj = read_object((PROBES / f"{name}.bpf.o").read_bytes(), name)
+    programs = [with_own_maps(program) for program in obj.programs]
+    maps = max((program.maps for program in programs), key=len)
+    made = TwinBuilder(
+        ProbeSet(verify_all([replace(program, maps=maps) for program in programs])),
+        Assembler(find_ptxas()),
+        None,
+        lambda device: plan(maps, device.sm_count),
+        allow_occupancy_loss=True,
+        machine_code=True,
+    )
     seen = KernelSeen(1, DeviceInfo(0, 9, 0, 132, "test"), "add", 1, 1, image=lambda: data)
-    made = builder(machine_code=True, path=LEAVING)
-    assert isinstance(made.resolve(seen), Twin)
-    assert [report.way for report in made.reports()] == [Way.MACHINE_CODE]
+    answer = made.resolve(seen)
+    if reason:
+        assert isinstance(answer, Refused)
+        assert reason in answer.reason
+    else:
+        assert isinstance(answer, Twin), answer
+        assert [report.way for report in made.reports()] == [Way.MACHINE_CODE]

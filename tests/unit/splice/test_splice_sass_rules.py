@@ -1,5 +1,6 @@
 """Each hazard has a rule; without the rule, the damage is in the bytes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ from splice_probes import COUNT_RELOCATIONS, ENTRY, EVERYTHING, EXIT, LAYOUT, co
 
 from egpu import tools
 from egpu.bpf.object import read_object
-from egpu.bpf.program import Level
-from egpu.codegen import Together, compile_probe
+from egpu.bpf.program import AttachPoint, Level
+from egpu.codegen import compile_probe
 from egpu.codegen.device_code import Relocation, RelocKind
 from egpu.errors import UnsupportedError
 from egpu.image.cubin import open_cubin
@@ -109,11 +110,11 @@ st.global.b32 [%rd1+16], %r2;
 
 
 def looping():
-    return code(LOOPING, Relocation(RelocKind.LAUNCH, 0), kind=EXIT)
+    return code(LOOPING, Relocation(RelocKind.LAUNCH, 0), kind=EXIT, level=Level.WARP)
 
 
 def by_lane():
-    return code(BY_LANE, *COUNT_RELOCATIONS, kind=EXIT)
+    return code(BY_LANE, *COUNT_RELOCATIONS, kind=EXIT, level=Level.WARP)
 
 
 def swapping():
@@ -342,7 +343,7 @@ st.global.b32 [%rd1+24], %r3;
 """
 
 
-def parting(level=Level.THREAD):
+def parting(level=Level.WARP):
     return code(PARTING, Relocation(RelocKind.LAUNCH, 0), kind=EXIT, level=level)
 
 
@@ -392,13 +393,21 @@ def test_probes_behind_a_branch_keep_uniform_values_for_a_few_instructions():
     """The last manner: what the others leave with values that live across branches."""
     path = Path(__file__).parents[2] / "gpu" / "probes" / "leaving.bpf.o"
     read = read_object(path.read_bytes(), path.name)
-    (verified,) = [verify(program) for program in read.programs]
-    made = compile_probe(verified, point=verified.program.attach[0], together=Together.ONE)
+    point = AttachPoint(EXIT, "*", Level.WARP)
+    verified = verify(replace(read.programs[0], attach=(point,)))
+    made = compile_probe(verified, point=point)
     layout = plan(read.maps, 132)
     spliced = splice_sass(cubin("plain", "90"), "vector_add", (made,), layout, assemble)
     lines = [line.text for line in disassembled(spliced.image)["vector_add"]]
     assert any("SR_EQMASK" in line for line in lines)
     assert not any("LDS" in line or "BSSY" in line or "WARPSYNC" in line for line in lines)
+
+
+def test_threads_do_not_part_in_an_exit_probe():
+    with pytest.raises(
+        UnsupportedError, match=r"exit probes \(probe\) of threads whose lanes part"
+    ):
+        splice_sass(cubin("plain", "90"), "vector_add", (parting(Level.THREAD),), LAYOUT, assemble)
 
 
 def test_lanes_do_not_work_together_in_an_exit_probe():
