@@ -22,8 +22,10 @@ from egpu.splice.sass_encoding import (
     PREDICATE_RESULT,
     PT,
     RELATIVE,
+    RZ,
     SECOND_GUARD,
     SIZE,
+    SOURCE_A,
     STALL,
     WAIT,
     YIELD,
@@ -32,7 +34,7 @@ from egpu.splice.sass_encoding import (
     instruction,
 )
 
-_RED = 0x18E
+_RED, _LDC = 0x18E, 0x182
 # Instructions, by base opcode, that only compute: lanes for which they were not meant can run them.
 # fmt: off
 _WITH_RESULT = frozenset({  # a predicate at bit 81 ...
@@ -121,6 +123,8 @@ def _may_be_guarded(word: int, guard: int) -> bool:
     base = BASE.of(word)
     if base == _RED:
         return GUARD.of(word) == PT
+    if base == _LDC and SOURCE_A.of(word) != RZ:
+        return False  # from a place that lanes for which it was not meant have not computed
     results = {PREDICATE_RESULT.of(word)} if base in _WITH_RESULT else set()
     if base in _WITH_TWO:
         results.add(_SECOND_RESULT.of(word))

@@ -20,11 +20,14 @@ from egpu.splice.sass_encoding import (
     BSSY,
     BSYNC,
     GUARD,
+    LDC,
     NOP,
     OPCODE,
     PREDICATE_RESULT,
     PT,
+    RZ,
     SIZE,
+    SOURCE_A,
     STALL,
     WAIT,
     YIELD,
@@ -121,6 +124,13 @@ def test_what_does_more_than_compute_stays_as_it_is(arch):
             changed[branch + 1] = others[name]
             assert straightened(changed, int(arch)) == tuple(changed), name
     assert {"LDG", "STG", "VOTE", "SHFL", "BAR"} <= others.keys()
+    # A constant's place may not come from a register.
+    constant = next(line.word for line in instructions("90") if OPCODE.of(line.word) == LDC)
+    changed = [*words]
+    changed[branch + 1] = SOURCE_A.set(constant, RZ)
+    assert straightened(changed, int(arch)) != tuple(changed)
+    changed[branch + 1] = SOURCE_A.set(constant, 4)
+    assert straightened(changed, int(arch)) == tuple(changed)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
