@@ -93,15 +93,15 @@ def _objection(
     words = blocks.exit.words
     exits = [each for each in setting.probes if each.kind is AttachKind.EXIT]
     leaving = [each.program for each in exits]
-    if Rule.NO_MEETING in rules and any(OPCODE.of(word) in COLLECTIVES for word in words):
-        return UnsupportedError(
-            f"exit probes ({', '.join(leaving)}) in which lanes of a warp work together"
-        )
     parting = any(each.level is Level.THREAD for each in exits)
     if Rule.NO_MEETING in rules and parting and any(OPCODE.of(word) == BSSY for word in words):
         return UnsupportedError(
             f"exit probes ({', '.join(leaving)}) of threads whose lanes part",
             needs="exit probes of warps or blocks (kretprobe.warp/, kretprobe.block/), or PTX",
+        )
+    if Rule.NO_MEETING in rules and any(OPCODE.of(word) in COLLECTIVES for word in words):
+        return UnsupportedError(
+            f"exit probes ({', '.join(leaving)}) in which lanes of a warp work together"
         )
     if carried(words, setting.arch):
         return UnsupportedError(

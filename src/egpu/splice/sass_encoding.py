@@ -102,7 +102,11 @@ RELATIVE = frozenset({
 RETURNS = frozenset({RET, 0x350})
 MEETINGS = frozenset({BSSY, BSYNC, BREAK})  # what keeps convergence barriers
 # What several lanes do together, with a mask that says which.
-COLLECTIVES = frozenset({*WARPSYNCS, 0x3A1})  # 0x3A1: MATCH
+COLLECTIVES = frozenset({
+    *WARPSYNCS,
+    0x3A1,                       # MATCH
+    0x389, 0x589, 0x989, 0xF89,  # SHFL: the assembler's, behind one addition for many lanes
+})
 # Stores, reductions and atomics, by base opcode: they read their sources after they were issued.
 LATE_READERS = frozenset({
     0x185, 0x186, 0x187, 0x188,                # ST, STG, STL, STS
