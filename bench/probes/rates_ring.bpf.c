@@ -4,7 +4,7 @@
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 256 << 20); /* 2 MiB an SM of 132 */
+	__uint(max_entries, 128 << 20);
 } ring SEC(".maps");
 
 #define OUTPUT(level, kind, bytes)                                          \
