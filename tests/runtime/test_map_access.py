@@ -5,6 +5,7 @@ import json
 import subprocess
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from test_host_maps import FIRST, PROGRAM, running
@@ -16,9 +17,11 @@ from test_session_pushes import pair, refused
 import egpu
 from egpu.bpf.program import BPF_F_RDONLY, BPF_F_WRONLY
 from egpu.maps import UpdateFlag
-from egpu.tools.build import INCLUDE, compiler
+from egpu.tools.build import compiler
 
 __all__ = ["pytestmark"]
+
+INCLUDE = Path(__file__).parents[2] / "bpf" / "include"  # of this tree, whatever is installed
 
 
 @pytest.fixture(autouse=True)

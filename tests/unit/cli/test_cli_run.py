@@ -323,8 +323,10 @@ def test_the_end_is_noticed_however_rarely_records_are_collected():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_asks_egpu_to_end_asks_the_workload(number):
+def test_a_signal_that_asks_egpu_to_end_asks_the_workload(number, request):
     # Under nohup the tests ignore SIGHUP, and so would what they start.
+    before = signal.signal(number, signal.SIG_DFL)
+    request.addfinalizer(lambda: signal.signal(number, before))
     ready = ["env", f"--default-signal={signal.Signals(number).name}", "sleep", "60"]
     with subprocess.Popen(ready) as process:
 
