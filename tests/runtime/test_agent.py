@@ -345,6 +345,26 @@ def test_a_launch_goes_on_where_the_session_ends(bench, request):
     assert result.returncode == 0
 
 
+def test_a_launch_goes_on_where_the_session_hangs(bench, request):
+    """It waits ten seconds, once, and nothing is asked after that."""
+    broker = broker_of(request)
+    calls, woken = [], threading.Event()
+    broker.host_call = lambda call: calls.append(call) or woken.wait(50)
+    with bench.server(broker, features=HOST) as server:
+        began = time.monotonic()
+        process = bench.start(server.socket_path, "plain", 5)
+        result = bench.finish(process)
+        took = time.monotonic() - began
+        woken.set()
+        assert server.drain()
+        row = only(server)
+    assert (result.returncode, result.out, row.seen) == (0, "done\n", 5)
+    assert len(calls) == 1
+    assert 10 <= took < 30
+    (complaint,) = result.complaints
+    assert "did not run a program before a launch within 10 s" in complaint
+
+
 def test_unload_and_reuse(bench, request):
     broker = broker_of(request, twins={"plain": {}, "other": {}})
     with bench.server(broker) as server:
