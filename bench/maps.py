@@ -136,8 +136,9 @@ _FLOW_PAUSE_US = 1000
 def rings(scale: Scale, ways: Ways) -> dict[str, object]:
     """Bytes per second into rings in host memory, as shares of bare stores' and of the link's.
 
-    Those are of launches that the rings have room for; "flowing" is what the reader, which is one
-    thread of Python, takes out while launches follow each other; "reader" what it takes by itself.
+    Those are of launches that the rings have room for, as "dropped" shows; "flowing" is what the
+    reader, which is one thread of Python, takes out in a process of its own while launches follow
+    each other; "reader" what it takes by itself.
     """
     divisor = FULL.threads // scale.threads
     link = _LINK_BYTES // divisor
@@ -152,19 +153,17 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
         rows += [f"each native_{kind}_{size} {shape} 0" for k, size in RECORDS if k == kind]
         pauses = f"{shape} {scale.pause_us}"
         rows += [f"each ring_{kind}_{size} {pauses}" for k, size in RECORDS if k == kind]
+    found = measured(_ring_plan(rows, link), ways)
+    what = _all_records(found)
     more = max(1, scale.launches * 40 // divisor)  # with hardly a pause for the reader
-    flow = shapes["thread"].replace(f"0 {scale.launches}", f"0 {more}")
-    rows += [f"each ring_thread_64 {flow} {_FLOW_PAUSE_US}"]
-    plan = Plan("rings", ("rates_ring",), f"memory host {3 * link}", tuple(rows), rings=("ring",))
-    found = measured(plan, ways)
-    what = found.rings["ring"]
-    began, ended = (row["at"] for row in found.rows[-2:])
-    flowing = found.read_until(ended) - found.read_until(began)
-    produced = sum(
-        found.threads(f"ring_{kind}_{size}") // _PER_RECORD[kind] for kind, size in RECORDS
-    )
-    check("records received and dropped", what["received"] + what["dropped"], produced)
-    check("holes", what["holes"], 0)
+    shape = shapes["thread"].replace(f"0 {scale.launches}", f"0 {more}")
+    rows = [
+        f"each idle_thread {shapes['thread']} 0",
+        f"each ring_thread_64 {shape} {_FLOW_PAUSE_US}",
+    ]
+    flow = measured(_ring_plan(rows, link), ways)
+    began, ended = (row["at"] for row in flow.rows)
+    flowing = flow.read_until(ended) - flow.read_until(began)
     copied = link / found.row("link_copy")["us"] / 1e3
     stored = link / found.row("link_store")["us"] / 1e3
     return {
@@ -172,9 +171,28 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
         "link_store_gigabytes_per_s": round(stored, 2),
         "flowing_gigabytes_per_s": round(flowing / (ended - began) / 1e9, 2),
         "reader_gigabytes_per_s": round(found.read_bytes / max(found.read_s, 1e-9) / 1e9, 2),
+        "flowing": _all_records(flow),
         **what,
         "rows": [ring_row(found, kind, size, max(copied, stored)) for kind, size in RECORDS],
     }
+
+
+def _ring_plan(rows: list[str], link: int) -> Plan:
+    return Plan("rings", ("rates_ring",), f"memory host {3 * link}", tuple(rows), rings=("ring",))
+
+
+def _all_records(found: Measured) -> dict[str, int]:
+    """What became of the records, of which none may be missing."""
+    what = found.rings["ring"]
+    kernels = {row["kernel"] for row in found.rows}
+    produced = sum(
+        found.threads(f"ring_{kind}_{size}") // _PER_RECORD[kind]
+        for kind, size in RECORDS
+        if f"ring_{kind}_{size}" in kernels
+    )
+    check("records received and dropped", what["received"] + what["dropped"], produced)
+    check("holes", what["holes"], 0)
+    return what
 
 
 def ring_row(found: Measured, kind: str, size: int, link: float) -> dict[str, object]:
