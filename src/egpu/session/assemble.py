@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from egpu.errors import UnsupportedError
-from egpu.splice import ASSEMBLER_OPTIONS, ptxas_arguments
+from egpu.splice import (
+    ASSEMBLER_OPTIONS,
+    FREE_REGISTERS,
+    free_registers,
+    ptxas_arguments,
+)
 
 _TIMEOUT_S = 120
-# Up to 32 registers a thread an SM holds as many threads as it can at all, and they are handed out
-# in steps of 8 (CUDA C Programming Guide, table "technical specifications", 7.0 and later).
-_FREE_REGISTERS = 32
-_REGISTER_STEP = 8
 _SPILL_LIMIT = 64  # bytes: a few registers that are put away around a probe
 _USED = re.compile(r"Used (\d+) registers")
 _SPILLED = re.compile(r"(\d+) bytes spill stores")
@@ -109,11 +110,10 @@ class Assembler:
             return text.encode() + b"\0"
         arguments = ptxas_arguments(target, device, source="twin.ptx", output="twin.cubin")
         free = _run(self._ptxas, text, arguments)
-        if original is None or free.registers <= _FREE_REGISTERS:
+        if original is None or free.registers <= FREE_REGISTERS:
             return free.image
         bare = _run(self._ptxas, original(), arguments)
-        steps = -(-bare.registers // _REGISTER_STEP)
-        limit = max(_FREE_REGISTERS, steps * _REGISTER_STEP)
+        limit = free_registers(bare.registers)
         if free.registers <= limit:
             return free.image
         held = _run(self._ptxas, text, (f"-maxrregcount={limit}", *arguments))

@@ -19,7 +19,8 @@ from egpu.image.cubin_contents import Contents, contents_of
 from egpu.image.cubin_edit import put_together, read_symbols
 from egpu.image.cubin_kernel import Change, change_kernel, open_kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
-from egpu.splice.sass_choice import assembled, free_registers
+from egpu.splice.occupancy import free_registers
+from egpu.splice.sass_choice import assembled
 from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     ARCHS,

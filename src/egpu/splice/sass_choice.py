@@ -8,6 +8,7 @@ from dataclasses import replace
 from egpu.bpf.program import AttachKind, Level
 from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin_kernel import Kernel
+from egpu.splice.occupancy import REGISTER_STEP, free_registers
 from egpu.splice.sass_carried import carried, localised
 from egpu.splice.sass_encoding import BSSY, COLLECTIVES, OPCODE
 from egpu.splice.sass_probe import (
@@ -80,7 +81,7 @@ def _wider(limit: int, block: ProbeBlock | None, natural: ProbeBlock | None) -> 
     """The next limit for a block that keeps something in local memory, 0 for none."""
     if not _stacked(block) or natural is None:
         return limit
-    wider = limit + _REGISTER_STEP
+    wider = limit + REGISTER_STEP
     return wider if limit and wider < natural.registers else 0
 
 
@@ -119,15 +120,6 @@ def _localised(blocks: ProbeBlocks, setting: ProbeSetting) -> ProbeBlocks:
         return blocks
     words = localised(blocks.exit.words, setting.arch)
     return replace(blocks, exit=replace(blocks.exit, words=words))
-
-
-_FREE_REGISTERS = 32  # a thread: that many let an SM hold all the threads that it can
-_REGISTER_STEP = 8  # in which registers are given out
-
-
-def free_registers(registers: int) -> int:
-    """Up to how many registers a thread of a kernel with so many costs it no resident block."""
-    return max(_FREE_REGISTERS, -(-registers // _REGISTER_STEP) * _REGISTER_STEP)
 
 
 def _held(kernel: Kernel, blocks: ProbeBlocks, most: int | None) -> Manner:
