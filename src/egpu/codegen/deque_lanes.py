@@ -87,9 +87,11 @@ def deque_of(call: Call) -> Deque:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The lanes that run the following together; all see the same ``word``."""
+    """The lanes that run the following together; all see the same ``word``.  Not ``together``: the
+    lane is one by itself, and meets no other."""
 
     deque: Deque
+    together: bool
     mask: str
     leader: str
     rank: str  # 64 bits
@@ -132,7 +134,9 @@ class Lanes:
     def _agreed(self, cell: str, own: str, before: str) -> Moved:
         """Which lanes before the first that failed have their cells."""
         body = self.body
-        alike = body.call("i32", "egpu.match", f"i64 {own}", f"i32 {self.mask}")
+        alike = self.mask
+        if self.together:
+            alike = body.call("i32", "egpu.match", f"i64 {own}", f"i32 {self.mask}")
         got = body.compare("ne", "i64", own, "0")
         others = body.binary("xor", "i32", self.mask, alike)
         have = body.select(got, "i32", alike, others)
@@ -162,7 +166,8 @@ class Moved:
         succeeds; else give the cell back and go to the next round."""
         lanes = self.lanes
         body = lanes.body
-        body.call_void("egpu.sync", f"i32 {lanes.mask}")
+        if lanes.together:
+            body.call_void("egpu.sync", f"i32 {lanes.mask}")
         won = body.variable(body.fresh("won"), "i32")
         body.store("i32", "0", "ptr", won, 4)
         swap, tell = body.fresh("swap"), body.fresh("tell")
@@ -180,13 +185,10 @@ class Moved:
         body.store("i32", body.resize(same, 1, 32), "ptr", won, 4)
         body.branch(tell)
         body.label(tell)
-        told = body.call(
-            "i32",
-            "egpu.shuffle32",
-            f"i32 {body.load('i32', 'ptr', won, 4)}",
-            f"i32 {lanes.leader}",
-            f"i32 {lanes.mask}",
-        )
+        told = body.load("i32", "ptr", won, 4)
+        if lanes.together:
+            arguments = (f"i32 {told}", f"i32 {lanes.leader}", f"i32 {lanes.mask}")
+            told = body.call("i32", "egpu.shuffle32", *arguments)
         success = body.binary("and", "i1", self.mine, body.compare("ne", "i32", told, "0"))
         on, lost, back = body.fresh("on"), body.fresh("lost"), body.fresh("back")
         body.branch_if(success, on, lost)
@@ -208,6 +210,10 @@ def lanes_of(deque: Deque) -> Lanes:
     below = body.binary("and", "i32", mask, body.call("i32", "egpu.lanes_below"))
     rank = body.resize(body.call("i32", "llvm.ctpop.i32", f"i32 {below}"), 32, 64)
     seen, _, _ = deque.look()
-    word = body.call("i64", "egpu.shuffle", f"i64 {seen}", f"i32 {leader}", f"i32 {mask}")
+    word = seen
+    if together:
+        word = body.call("i64", "egpu.shuffle", f"i64 {seen}", f"i32 {leader}", f"i32 {mask}")
     first = body.binary("and", "i64", word, str(_LOW))
-    return Lanes(deque, mask, leader, rank, word, first, body.binary("lshr", "i64", word, "32"))
+    return Lanes(
+        deque, together, mask, leader, rank, word, first, body.binary("lshr", "i64", word, "32")
+    )

@@ -19,6 +19,7 @@ from egpu.codegen.primitives import ATTRIBUTES
 
 CLAIM_TRIES = 1024  # losing this often counts as a full ring: a probe never waits
 NO_ROOM, AGAIN = -1, -2  # instead of a claim's position; no position is that large
+GROUP = "{ i64, i64, i32, i1 }"  # what output_begin gives and output_end takes
 
 _HEAD = RING_CONTROL["head"][0]
 _TAIL = RING_CONTROL["tail"][0]
@@ -95,7 +96,8 @@ def _claiming(group: str) -> str:
     them, 32 bits) and ``%position``; ends in block ``claimed``, where NO_ROOM may be the position.
 
     ``group`` computes the bytes of a group of ``%many`` lanes as ``%bytes``; ``%largest`` is those
-    of a whole warp.  If they are more than a ring's, or %same is false, each lane claims alone.
+    of a whole warp.  If they are more than a ring's, or %same is false, %joint is: each lane claims
+    alone, and none meets another, since several masks in one place are no better than one too old.
     A try that others were faster at is followed by another, for which the lanes that are together
     by then find each other again.  The loop is not unrolled: it seldom runs twice.  The mask a
     leader is looked up in holds at least the running lane, so it is never 0.
@@ -134,8 +136,13 @@ join:
   %mine = phi i64 [ 0, %attempt ], [ %claim_position, %lead ]
   %moved = phi i64 [ %head, %attempt ], [ %claim_head, %lead ]
   %seen = phi i64 [ %known, %attempt ], [ %claim_tail, %lead ]
+  br i1 %joint, label %share, label %decided
+share:
   %leader = call i32 @llvm.cttz.i32(i32 %mask, i1 true)
-  %tried = call i64 @egpu.shuffle(i64 %mine, i32 %leader, i32 %mask)
+  %told = call i64 @egpu.shuffle(i64 %mine, i32 %leader, i32 %mask)
+  br label %decided
+decided:
+  %tried = phi i64 [ %mine, %join ], [ %told, %share ]
   %again = icmp eq i64 %tried, {AGAIN}
   br i1 %again, label %lost, label %claimed
 lost:
@@ -147,7 +154,7 @@ drop:
   call void @egpu.add_gpu(i64 %dropped_at, i64 1)
   br label %claimed
 claimed:
-  %position = phi i64 [ %tried, %join ], [ {NO_ROOM}, %drop ]"""
+  %position = phi i64 [ %tried, %decided ], [ {NO_ROOM}, %drop ]"""
 
 
 # The bytes of a group of one record a lane.
@@ -158,9 +165,9 @@ _RECORDS = f"""\
 
 # One claim for all lanes that run this together, if they do so with the same constant %size (%same)
 # and straight code follows up to output_end: {address of this lane's record or 0, the group's
-# position, the lanes}.
+# position, the lanes, whether they may be several}.
 _OUTPUT_BEGIN = f"""\
-define internal {{ i64, i64, i32 }} @egpu.output_begin(
+define internal {GROUP} @egpu.output_begin(
     i64 %control, i64 %data, i64 %ring, i64 %size, i1 %same) {ATTRIBUTES} {{
 entry:
   %up = add i64 %size, 7
@@ -178,10 +185,11 @@ entry:
   %skip = mul i64 %rank64, %record
   %address = add i64 %first, %skip
   %result = select i1 %failed, i64 0, i64 %address
-  %r0 = insertvalue {{ i64, i64, i32 }} zeroinitializer, i64 %result, 0
-  %r1 = insertvalue {{ i64, i64, i32 }} %r0, i64 %position, 1
-  %r2 = insertvalue {{ i64, i64, i32 }} %r1, i32 %mask, 2
-  ret {{ i64, i64, i32 }} %r2
+  %r0 = insertvalue {GROUP} zeroinitializer, i64 %result, 0
+  %r1 = insertvalue {GROUP} %r0, i64 %position, 1
+  %r2 = insertvalue {GROUP} %r1, i32 %mask, 2
+  %r3 = insertvalue {GROUP} %r2, i1 %joint, 3
+  ret {GROUP} %r3
 }}
 """
 
@@ -189,9 +197,13 @@ entry:
 # leader's release, which is cumulative (PTX ISA 8.10.7, causality order).
 _OUTPUT_END = f"""\
 define internal void @egpu.output_end(
-    i64 %data, i64 %ring, i64 %size, i64 %position, i32 %mask) {ATTRIBUTES} {{
+    i64 %data, i64 %ring, i64 %size, i64 %position, i32 %mask, i1 %joint) {ATTRIBUTES} {{
 entry:
+  br i1 %joint, label %meet, label %met
+meet:
   call void @egpu.sync(i32 %mask)
+  br label %met
+met:
   %below = call i32 @egpu.lanes_below()
   %before = and i32 %mask, %below
   %leads = icmp eq i32 %before, 0

@@ -16,6 +16,7 @@ from egpu.bpf.prints import (
 )
 from egpu.codegen.helper_call import Call, argument_place, copy, is_straight
 from egpu.codegen.ir import GENERIC, GLOBAL
+from egpu.codegen.library_ring import GROUP
 from egpu.codegen.memory import Place, load_from
 from egpu.codegen.rings import ring_arguments, ring_at
 from egpu.errors import UnsupportedError
@@ -23,7 +24,6 @@ from egpu.verifier.verified import PRINTED_VALUE, Region
 
 _EAGAIN = -11  # uapi/asm-generic/errno-base.h
 _FIRST_VALUE = 3  # the register of the first one that a format shows
-_GROUP = "{ i64, i64, i32 }"
 
 
 def print_line(call: Call) -> str:
@@ -42,8 +42,8 @@ def print_line(call: Call) -> str:
     result = body.variable(body.fresh("printed"), "i64")
     body.store("i64", str(_EAGAIN), "ptr", result, 8)
     together = "true" if all(is_straight(size) for size in shown.values) else "false"
-    begun = body.call(_GROUP, "egpu.output_begin", *arguments, f"i1 {together}")
-    record = body.value(f"extractvalue {_GROUP} {begun}, 0")
+    begun = body.call(GROUP, "egpu.output_begin", *arguments, f"i1 {together}")
+    record = body.value(f"extractvalue {GROUP} {begun}, 0")
     write, done = body.fresh("write"), body.fresh("done")
     body.branch_if(body.compare("eq", "i64", record, "0"), done, write)
     body.label(write)
@@ -54,9 +54,11 @@ def print_line(call: Call) -> str:
             copy(call, target, _text(call, position, size), size)
         else:
             body.store("i64", _number(call, position), GLOBAL, body.pointer(target), 8)
-    position_at = body.value(f"extractvalue {_GROUP} {begun}, 1")
-    mask = body.value(f"extractvalue {_GROUP} {begun}, 2")
-    body.call_void("egpu.output_end", *arguments[1:], f"i64 {position_at}", f"i32 {mask}")
+    position_at = body.value(f"extractvalue {GROUP} {begun}, 1")
+    mask = body.value(f"extractvalue {GROUP} {begun}, 2")
+    joint = body.value(f"extractvalue {GROUP} {begun}, 3")
+    ends = (f"i64 {position_at}", f"i32 {mask}", f"i1 {joint}")
+    body.call_void("egpu.output_end", *arguments[1:], *ends)
     body.store("i64", "0", "ptr", result, 8)
     body.branch(done)
     body.label(done)

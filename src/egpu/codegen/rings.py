@@ -12,6 +12,7 @@ from egpu.bpf.maptypes import BPF_F_CURRENT_CPU, GPU_RING_FULL, MapType, Storage
 from egpu.codegen.arena import RING_CONTROL, RING_GROUP_HEADER
 from egpu.codegen.device_code import RelocKind
 from egpu.codegen.helper_call import Call, argument_place, copy, copy_run_time, is_straight
+from egpu.codegen.library_ring import GROUP
 from egpu.codegen.scope import STATE_MAPS, Scope
 from egpu.errors import InternalError
 
@@ -140,10 +141,9 @@ def _write(call: Call, ring: Ring, output: _Output) -> str:
     body.store("i64", str(output.too_large), "ptr", result, 8)
     _unless_oversize(call, ring, size, (claim, done))
     arguments = ring_arguments(ring, size)
-    kind = "{ i64, i64, i32 }"
     together = "true" if is_straight(known) else "false"
-    begun = body.call(kind, "egpu.output_begin", *arguments, f"i1 {together}")
-    record = body.value(f"extractvalue {kind} {begun}, 0")
+    begun = body.call(GROUP, "egpu.output_begin", *arguments, f"i1 {together}")
+    record = body.value(f"extractvalue {GROUP} {begun}, 0")
     body.store("i64", str(output.full), "ptr", result, 8)
     body.branch_if(body.compare("eq", "i64", record, "0"), done, write)
     body.label(write)
@@ -152,9 +152,11 @@ def _write(call: Call, ring: Ring, output: _Output) -> str:
         copy(call, record, source, known)
     else:
         copy_run_time(call, record, source, size)
-    position = body.value(f"extractvalue {kind} {begun}, 1")
-    mask = body.value(f"extractvalue {kind} {begun}, 2")
-    body.call_void("egpu.output_end", *arguments[1:], f"i64 {position}", f"i32 {mask}")
+    position = body.value(f"extractvalue {GROUP} {begun}, 1")
+    mask = body.value(f"extractvalue {GROUP} {begun}, 2")
+    joint = body.value(f"extractvalue {GROUP} {begun}, 3")
+    ends = (f"i64 {position}", f"i32 {mask}", f"i1 {joint}")
+    body.call_void("egpu.output_end", *arguments[1:], *ends)
     body.store("i64", "0", "ptr", result, 8)
     body.branch(done)
     body.label(done)
