@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from building import HERE, ROOT, WORKLOADS, Built
+from leaving_totals import documents, wrong_leavings
 from observing import (
     Observed,
     egpu,
@@ -18,8 +19,6 @@ from observing import (
     require_totals,
     rows_by_name,
 )
-
-from egpu.bpf.demangle import demangle
 
 _MISSING = 77  # exit code of frameworks.py: not installed
 
@@ -120,36 +119,29 @@ def sass_latencies(built: Built) -> str:
 
 
 def leaving(built: Built) -> str:
-    """Threads that leave and part, each counting in a hash map: by PTX, refused in machine code."""
+    """Threads that leave and part, each counting in a hash map and some sending records, in machine
+    code and in PTX: all are counted, whatever else their warps do."""
     probe = str(HERE / "probes" / "leaving.bpf.o")
-    threads = 0
-    for name, rounds in (("stress", "20"), ("machine_code", "3")):
-        for program, by_text in ((name, False), (f"{name}_ptx", True)):
+    threads, records = 0, 0
+    for name, rounds in (("stress", "40"), ("machine_code", "6")):
+        for program in (name, f"{name}_ptx"):
             argv = [built.program(program), rounds]
             unprobed = plain(argv)
-            run = plain(egpu("run", probe, "--json", "--allow-occupancy-loss", "--", *argv))
+            options = ("--json", "--allow-occupancy-loss", "--no-machine-code")
+            options = options[: 3 if program.endswith("_ptx") else 2]
+            run = plain(egpu("run", probe, *options, "--", *argv))
             require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
-            *output, report = run.output.strip().splitlines()
-            require(output == unprobed.output.strip().splitlines(), "output differs")
-            threads += _left(
-                program, json.loads(output[-1])["kernels"], json.loads(report), by_text
-            )
-    return f"{threads:,} threads exact"
-
-
-def _left(program: str, kernels: Mapping, report: Mapping, by_text: bool) -> int:
-    rows = {row["name"]: row for row in report["kernels"]}
-    probed_rows = [name for name in kernels if not rows[demangle(name)]["not_probed"]]
-    if by_text:
-        require(bool(probed_rows), f"{program}: no kernel was probed")
-    expected = sum(kernels[name]["threads"] for name in probed_rows)
-    left = sum(row["value"] for row in report["maps"]["totals"] if row["key"] == 0)
-    counted = sum(row["value"] for row in report["maps"]["threads"])
-    require(
-        left == counted == expected,
-        f"{program}: {left} left, {counted} in the hash map, expected {expected}",
-    )
-    return left
+            found, report, kernels, lines = documents(run.output)
+            require(lines == unprobed.output.strip().splitlines(), "output differs")
+            wrong, probed_threads = wrong_leavings(kernels, report, found)
+            require(not wrong, f"{program}: {'; '.join(wrong)}")
+            whole = program == name
+            launches = report["launches"]
+            all_probed = launches["seen"] == launches["probed"]
+            require(all_probed or not whole, f"{program}: {launches} {report['warnings'][:5]}")
+            threads += probed_threads
+            records += len(found)
+    return f"{threads:,} threads and {records:,} records exact"
 
 
 def sass_constants(built: Built) -> str:

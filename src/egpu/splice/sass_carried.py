@@ -32,11 +32,19 @@ from egpu.splice.sass_encoding import (
     ULDC,
     UMOV,
     UMOV_IMMEDIATE,
+    UPT,
     URZ,
+    YIELD_OP,
     Field,
     distance_of,
 )
-from egpu.splice.sass_uniform import ALWAYS, REGISTER, SOMETIMES, register_fields
+from egpu.splice.sass_uniform import (
+    ALWAYS,
+    REGISTER,
+    SOMETIMES,
+    predicate_fields,
+    register_fields,
+)
 
 _OPERAND_B = 32
 
@@ -44,10 +52,10 @@ _OPERAND_B = 32
 @functools.lru_cache(maxsize=1024)
 def carried(words: tuple[int, ...], arch: int) -> frozenset[int]:
     """Uniform registers that are read after lanes may have parted or met again since they were
-    written, unless they only ever hold constants.
+    written, unless they only ever hold constants; uniform predicates as numbers from 64 on.
 
     Another group of the warp's lanes can run, and write them, where one waits: at a branch that
-    lanes take differently and at a barrier where they meet.
+    lanes take differently, at a barrier where they meet, and at a YIELD.
     """
     varying = _varying(words)
     known = _written_since(words, arch)
@@ -55,8 +63,8 @@ def carried(words: tuple[int, ...], arch: int) -> frozenset[int]:
     for index, word in enumerate(words):
         before = known[index]
         if before is not None:
-            found |= reads_and_writes(word)[0] - before
-    return frozenset(found & varying)
+            found |= _all_reads_and_writes(word)[0] - before
+    return frozenset(each for each in found if each in varying or each >= _PREDICATES)
 
 
 @functools.lru_cache(maxsize=256)
@@ -175,7 +183,7 @@ def _written_since(words: Sequence[int], arch: int) -> list[frozenset[int] | Non
         known[index] = merged
         word = words[index]
         opcode = OPCODE.of(word)
-        after = merged | reads_and_writes(word)[1]
+        after = merged | _all_reads_and_writes(word)[1]
         whole = GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT
         if opcode == BRA:
             if not whole and not _uniform_guard(words, index):
@@ -217,7 +225,7 @@ def _uniform_guard(words: Sequence[int], branch: int) -> bool:
     return False
 
 
-_MEETINGS = (RELATIVE | {BSYNC}) - {BRA, BSSY}
+_MEETINGS = (RELATIVE | {BSYNC, YIELD_OP}) - {BRA, BSSY}
 _ISETP = 0x00C
 # MOV, SEL, IMAD, NOP, S2R, LDC, CS2R and everything uniform: they write no predicate.
 _NO_PREDICATE = frozenset({0x002, 0x007, 0x024, 0x118, 0x119, 0x182, 0x005, *range(0x80, 0xC0)})
@@ -261,6 +269,21 @@ def reads_and_writes(word: int) -> tuple[set[int], set[int]]:
     return reads, writes
 
 
+def _all_reads_and_writes(word: int) -> tuple[set[int], set[int]]:
+    """The same with uniform predicates.  One that is written under a guard may keep its value, so
+    it is not."""
+    reads, writes = reads_and_writes(word)
+    for at in predicate_fields(word) or ():
+        number = Field(at, 3).of(word)
+        if number == UPT:
+            continue
+        written = at in _PREDICATE_RESULTS and GUARD.of(word) == PT
+        (writes if written else reads).add(_PREDICATES + number)
+    return reads, writes
+
+
+_PREDICATES = 64  # behind the registers
+_PREDICATE_RESULTS = (81, 84)
 _DESTINATION = 16
 _UIADD3_64 = 0x297
 _NO_DESTINATION = (0x28C, 0x88C)

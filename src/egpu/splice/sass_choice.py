@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egpu.bpf.program import AttachKind, Level
+from egpu.bpf.program import AttachKind
 from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin_kernel import Kernel
 from egpu.splice.occupancy import REGISTER_STEP, free_registers
 from egpu.splice.sass_carried import carried, localised
-from egpu.splice.sass_encoding import BSSY, COLLECTIVES, OPCODE
+from egpu.splice.sass_encoding import COLLECTIVES, EXIT, OPCODE
 from egpu.splice.sass_probe import (
     ProbeBlock,
     ProbeBlocks,
@@ -18,7 +18,7 @@ from egpu.splice.sass_probe import (
     assemble_probes,
 )
 from egpu.splice.sass_ptx import Apart, Manner
-from egpu.splice.sass_rules import Rule, without_meetings
+from egpu.splice.sass_rules import EVERY_RULE, Rule, register_count, without_meetings
 from egpu.splice.sass_uniform import Usage, free_numbers
 
 
@@ -38,6 +38,9 @@ def assembled(
     """
     manner = _held(kernel, assemble_probes(kernel, setting, Manner()), most)
     blocks, manner = _without_stack(kernel, setting, manner, rules)
+    if blocks.entry and sum(1 for word in blocks.entry.words if OPCODE.of(word) == EXIT) > 1:
+        joined = replace(manner, joined=True)
+        blocks, manner = _without_stack(kernel, setting, joined, rules)
     if blocks.exit is None or Rule.NO_CARRIED_UNIFORMS not in rules:
         return blocks
     reason: UnsupportedError | None = None
@@ -94,12 +97,6 @@ def _objection(
     words = blocks.exit.words
     exits = [each for each in setting.probes if each.kind is AttachKind.EXIT]
     leaving = [each.program for each in exits]
-    parting = any(each.level is Level.THREAD for each in exits)
-    if Rule.NO_MEETING in rules and parting and any(OPCODE.of(word) == BSSY for word in words):
-        return UnsupportedError(
-            f"exit probes ({', '.join(leaving)}) of threads whose lanes part",
-            needs="exit probes of warps or blocks (kretprobe.warp/, kretprobe.block/), or PTX",
-        )
     if Rule.NO_MEETING in rules and any(OPCODE.of(word) in COLLECTIVES for word in words):
         return UnsupportedError(
             f"exit probes ({', '.join(leaving)}) in which lanes of a warp work together"
@@ -124,9 +121,13 @@ def _localised(blocks: ProbeBlocks, setting: ProbeSetting) -> ProbeBlocks:
 
 def _held(kernel: Kernel, blocks: ProbeBlocks, most: int | None) -> Manner:
     """Limits for blocks that take more registers than the kernel has anyway; ``most``: what a warp
-    may be left with at its exit (setmaxnreg)."""
+    may be left with at its exit (setmaxnreg).  Saved starts lie above the exit probes' registers
+    and the kernel's: below them there is room where the kernel leaves some."""
     limit = free_registers(kernel.registers) if most is None else kernel.registers
     leaving = min(limit, most or limit)
+    if blocks.starts:
+        below = limit - register_count(2 * len(blocks.starts) - 1, EVERY_RULE)
+        leaving = below if kernel.registers <= below < leaving else leaving
     return Manner(
         entry=limit if blocks.entry and blocks.entry.registers > limit else 0,
         exit=leaving if blocks.exit and blocks.exit.registers > leaving else 0,

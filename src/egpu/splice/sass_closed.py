@@ -27,8 +27,10 @@ from egpu.splice.sass_encoding import (
     distance_of,
 )
 
-# A WARPSYNC that is a COLLECTIVE has one, others have the next instruction there.
-_NAMES_A_PLACE = frozenset({BRA, BSSY, CALL, *RETURNS, *WARPSYNCS})
+_NAMES_A_PLACE = frozenset({BRA, BSSY, CALL, *RETURNS})
+# On sm_90 a WARPSYNC that is a COLLECTIVE has one, others have the next instruction there.  Before,
+# none has: a register of the mask lies where the place would be.
+_WARPSYNC_PLACES = 90
 
 
 def check_probe(words: Sequence[int], arch: int) -> None:
@@ -37,8 +39,11 @@ def check_probe(words: Sequence[int], arch: int) -> None:
         opcode = OPCODE.of(word)
         if opcode not in RELATIVE or opcode == BREAK:
             continue
+        if opcode in WARPSYNCS and arch < _WARPSYNC_PLACES:
+            continue
         place = _place(index, word, arch)
-        if opcode not in _NAMES_A_PLACE or not 0 <= place < len(words):
+        known = opcode in _NAMES_A_PLACE or opcode in WARPSYNCS
+        if not known or not 0 <= place < len(words):
             raise UnsupportedError(f"a probe with a jump out of it ({opcode:#x} at {index})")
 
 
@@ -94,7 +99,7 @@ def _next(index: int, word: int, arch: int) -> list[int]:
     opcode = OPCODE.of(word)
     whole = GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT
     found = [] if whole and opcode in (BRA, EXIT, *RETURNS) else [index + 1]
-    if opcode in (BRA, BSSY, CALL, *WARPSYNCS):
+    if opcode in (BRA, BSSY, CALL) or (opcode in WARPSYNCS and arch >= _WARPSYNC_PLACES):
         found.append(_place(index, word, arch))
     return found
 

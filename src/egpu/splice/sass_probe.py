@@ -251,18 +251,14 @@ def _check_starts(block: ProbeBlock, starts: Sequence[RelocKind]) -> None:
     """Every load from shared memory is one that stands for a saved start, and each is there."""
     loads = sum(1 for word in block.words if OPCODE.of(word) == LDS)
     found = start_reads(block.words)
-    found_all = len(found) + len(joined_reads(block.words))
+    found_all = len(found) + sum(1 for word in block.words if joins(word))
     if loads != found_all or {each[1] for each in found} != set(starts):
         raise InternalError("a probe whose reads of the saved start are not found again")
 
 
-def joined_reads(words: Sequence[int]) -> list[int]:
-    """Indices of the load that stands where the ways around a probe meet, if there is one."""
-    return [
-        index
-        for index, word in enumerate(words)
-        if OPCODE.of(word) == LDS and SHARED_OFFSET.of(word) == JOINED_PLACE
-    ]
+def joins(word: int) -> bool:
+    """Whether it is the load that stands where ways meet, and is no part of the probe."""
+    return OPCODE.of(word) == LDS and SHARED_OFFSET.of(word) == JOINED_PLACE
 
 
 def start_reads(words: Sequence[int]) -> list[tuple[int, RelocKind, int]]:

@@ -51,16 +51,19 @@ class Apart(enum.Enum):
     # Nothing; but all of it is behind a branch that no lane takes, as far as the assembler knows
     # some do: so it keeps uniform values for a few instructions only, as where lanes have parted.
     BRANCHED = enum.auto()
+    EVERYTHING_BRANCHED = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
     """How probes are assembled; ``entry``, ``exit``: most registers, 0 for as many as the assembler
-    likes."""
+    likes; ``joined``: entry probes have something at their end that the assembler does not copy, so
+    that all lanes leave them in one place."""
 
     entry: int = 0
     exit: int = 0
     apart: Apart = Apart.NOTHING
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +120,11 @@ def probe_text(
             bodies.append(elected(body) if by_hardware else for_one_lane(each, body, names))
         if kind is AttachKind.EXIT:
             text = _leaving(chosen, bodies, manner.apart)
-            if manner.apart is Apart.EVERYTHING:
+            if manner.apart in _ALL_APART:
                 text = _ZERO + _SAME_FOR_ALL.sub(_differing, text)
         else:
             text = "".join(f"{{\n{body}\n}}\n" for body in bodies)
+            text += f"{{\n{_JOINED}}}\n" if manner.joined else ""
         text = _with_starts(text, names)
         held = f" .maxnreg {most}" if most else ""
         out.append(f".visible .entry {name}({parameters}{launch}){held}\n{{\n{text}ret;\n}}\n")
@@ -154,14 +158,14 @@ def _leaving(probes: Sequence[DeviceCode], bodies: Sequence[str], apart: Apart) 
     Where one lane does all the work, the others end before any of it.  Otherwise those that a
     program does not run for go on to the next, and all know who left together with them.
     """
-    masks = _vector_mask if apart in (Apart.MASKS, Apart.EVERYTHING) else str
+    masks = _vector_mask if apart in (Apart.MASKS, *_ALL_APART) else str
     bodies = [_LAST_SYNC.sub("", body) for body in bodies]
     for probe, body in zip(probes, bodies, strict=True):
         if _TOGETHER.search(body):
             raise UnsupportedError(
                 f"an exit probe ({probe.program}) in which lanes of a warp work together"
             )
-    around = _AROUND if apart is Apart.BRANCHED else ("", "")
+    around = _AROUND if apart in _BEHIND_A_BRANCH else ("", "")
     if len(probes) == 1:
         return f"{around[0]}{{\n{masks(bodies[0])}\n}}\n{around[1]}"
     alone = all(each.level is not Level.THREAD for each in probes)
@@ -170,18 +174,22 @@ def _leaving(probes: Sequence[DeviceCode], bodies: Sequence[str], apart: Apart) 
     return around[0] + group + "".join(f"{{\n{body}\n}}\n" for body in same) + around[1]
 
 
+_ALL_APART = (Apart.EVERYTHING, Apart.EVERYTHING_BRANCHED)
+_BEHIND_A_BRANCH = (Apart.BRANCHED, Apart.EVERYTHING_BRANCHED)
 # A load stands where the ways meet, so that they do; it is no instruction of the machine code's.
+_JOINED = f"""\
+.reg .b32 %egpu_place, %egpu_joined;
+mov.b32 %egpu_place, {JOINED_PLACE};
+ld.volatile.shared.b32 %egpu_joined, [%egpu_place];
+"""
 _AROUND = (
-    """.reg .b32 %egpu_own, %egpu_joined;
+    """.reg .b32 %egpu_own;
 .reg .pred %egpu_never;
 mov.u32 %egpu_own, %lanemask_eq;
 setp.eq.b32 %egpu_never, %egpu_own, 0;
 @%egpu_never bra $egpu_joined;
 """,
-    f"""$egpu_joined:
-mov.b32 %egpu_own, {JOINED_PLACE};
-ld.volatile.shared.b32 %egpu_joined, [%egpu_own];
-""",
+    f"$egpu_joined:\n{_JOINED}",
 )
 _LAST_SYNC = re.compile(r"bar\.warp\.sync\s+[%$\w]+\s*;\s*\Z")
 _TOGETHER = re.compile(r"\b(?:bar\.warp|match\.\w+|shfl|vote|redux)\.sync\b")

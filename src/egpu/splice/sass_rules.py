@@ -28,7 +28,6 @@ from egpu.splice.sass_encoding import (
     WAIT,
     WRITE_SCOREBOARD,
     YIELD,
-    YIELD_OP,
     branch,
     instruction,
     is_store,
@@ -64,23 +63,19 @@ class Rule(enum.Enum):
     )
     NO_CARRIED_UNIFORMS = (
         "several groups of a warp's lanes can be inside the exit probe: no uniform value of one "
-        "group lives across a branch"
+        "group lives across a branch, or a YIELD, at which the warp runs another group; lanes that "
+        "try again may wait for one, so YIELD stays"
     )
     NO_MEETING = (
         "a convergence barrier has one set of lanes for the whole warp, and groups of leaving "
         "lanes that are in the probe at once spoil it for each other: they are merged and run on "
         "with one lane's mask, in which others wait for ever or are an illegal instruction; so in "
-        "an exit probe no lanes meet, and none work together; and one that each thread runs and "
-        "whose lanes part is refused, since what they added to a hash map was not exact then"
+        "an exit probe no lanes meet, and none work together"
     )
     NO_STACK = (
         "what exit probes kept in local memory was read back as what an earlier thread had left "
         "there, now and then, on an H200; why is not known: probes keep nothing there, even if it "
         "takes more registers"
-    )
-    NO_YIELD = (
-        "a warp that yields inside the exit probe runs lanes that may come there, too: YIELD is "
-        "taken out"
     )
 
 
@@ -138,13 +133,6 @@ def without_meetings(words: Sequence[int], rules: frozenset[Rule]) -> tuple[int,
     if Rule.NO_MEETING not in rules:
         return tuple(words)
     return tuple(nothing(word) if OPCODE.of(word) in MEETINGS else word for word in words)
-
-
-def without_yields(words: Sequence[int], rules: frozenset[Rule]) -> list[int]:
-    """Code with NOPs in the place of YIELDs."""
-    if Rule.NO_YIELD not in rules:
-        return list(words)
-    return [nothing(word) if OPCODE.of(word) == YIELD_OP else word for word in words]
 
 
 def nothing(word: int) -> int:

@@ -37,7 +37,7 @@ from egpu.splice.sass_kernel import lowest_register_limit
 from egpu.splice.sass_probe import (
     ProbeBlock,
     ProbeBlocks,
-    joined_reads,
+    joins,
     start_reads,
 )
 from egpu.splice.sass_rules import (
@@ -49,7 +49,6 @@ from egpu.splice.sass_rules import (
     tracked,
     with_late_reads,
     without_meetings,
-    without_yields,
 )
 from egpu.splice.sass_uniform import Usage, free_numbers, renamed
 
@@ -134,12 +133,11 @@ class Splice:
 
     def _leaving(self, block: ProbeBlock) -> list[int]:
         """The exit probes as they are in this kernel."""
-        probe = without_yields(without_meetings(block.words, self._rules), self._rules)
+        probe = list(without_meetings(block.words, self._rules))
         if Rule.OWN_UNIFORMS in self._rules:
             code_of_probe = tuple(probe)
             probe = list(renamed(code_of_probe, free_numbers(code_of_probe, self._around)))
-        for index in joined_reads(probe):
-            probe[index] = nothing(probe[index])
+        probe = [nothing(word) if joins(word) else word for word in probe]
         for index, kind, half in start_reads(probe):
             word = probe[index]
             source = self._starts[kind] + half
@@ -162,7 +160,7 @@ class Splice:
         begin = self._end
         if probe:
             _check_single_exit(probe, self._kernel.name)
-            probe = tracked(probe, self._rules)
+            probe = [nothing(word) if joins(word) else word for word in tracked(probe, self._rules)]
         leaving = [index for index, word in enumerate(probe) if _leaves(word)]
         if leaving == [len(probe) - 1]:
             probe.pop()  # its EXIT is the last instruction: fall into what follows

@@ -10,7 +10,7 @@ from splice_probes import COUNT_RELOCATIONS, ENTRY, EVERYTHING, EXIT, LAYOUT, co
 from egpu import tools
 from egpu.bpf.object import read_object
 from egpu.bpf.program import AttachPoint, Level
-from egpu.codegen import compile_probe
+from egpu.codegen import Together, compile_probe
 from egpu.codegen.device_code import Relocation, RelocKind
 from egpu.errors import UnsupportedError
 from egpu.image.cubin import open_cubin
@@ -47,7 +47,8 @@ from egpu.splice.sass_encoding import (
     words_of,
 )
 from egpu.splice.sass_encoding import EXIT as EXIT_OPCODE
-from egpu.splice.sass_probe import ProbeSetting
+from egpu.splice.sass_probe import ProbeSetting, assemble_probes
+from egpu.splice.sass_ptx import Manner
 from egpu.splice.sass_rules import EVERY_RULE, Rule
 from egpu.splice.sass_uniform import Usage, free_numbers, renamed, usage, usage_exact
 from egpu.verifier import verify
@@ -320,11 +321,27 @@ def test_no_carried_uniforms(arch):
     assert not carries(fine)
 
 
-def test_no_yield():
-    def yields(spliced):
-        return [word for word in spliced.exit_block if OPCODE.of(word) == YIELD_OP]
-
-    with_and_without(Rule.NO_YIELD, yields, "plain", "vector_add", (swapping(),))
+def test_yields_stay_and_nothing_uniform_lives_across_them():
+    """A lane that tries again can wait for one of its own warp, which runs when the warp yields."""
+    spliced = Spliced("plain", "vector_add", (swapping(),), EVERY_RULE)
+    block = tuple(spliced.exit_block)
+    yields = [at for at, word in enumerate(block) if OPCODE.of(word) == YIELD_OP]
+    assert len(yields) == 1
+    assert not carried(block, 90)
+    # Of a value that is read behind it, and was written right before, another group's is read.
+    load = 0x00000A00_FF047B82 | 0x000FE200_00000800 << 64  # LDC R4, c[0x0][0x28]
+    write = 0x00000000_00047AB9 | 0x000FE200_00000A00 << 64  # ULDC.64 UR4
+    read = 0x00000004_00047C02 | 0x000FE200_08000F00 << 64  # MOV R4, UR4
+    other = 0x00008200_00047AB9 | 0x000FE200_00000A00 << 64
+    waits = block[yields[0]]
+    leaves = next(word for word in block if OPCODE.of(word) == EXIT_OPCODE)
+    assert carried((other, write, load, read, leaves), 90) == frozenset()
+    assert carried((other, write, waits, read, leaves), 90) == {4}
+    # Likewise a uniform predicate: UISETP writes UP0, USEL reads it.
+    compares = 0x000FE200_0BF05070_00000005_0400728C
+    chooses = 0x000FE200_08000000_00000005_04047287
+    assert carried((compares, chooses, leaves), 90) & {64} == frozenset()
+    assert carried((compares, waits, chooses, leaves), 90) & {64} == {64}
 
 
 # Lanes part in a loop, each for as long as it likes, and go on together.
@@ -379,7 +396,7 @@ def test_what_takes_an_instruction_s_place_takes_as_long():
 
     blocks = [
         Spliced("plain", "vector_add", (parting(), parting()), rules).exit_block[1:]
-        for rules in (EVERY_RULE, EVERY_RULE - {Rule.NO_MEETING, Rule.NO_YIELD})
+        for rules in (EVERY_RULE, EVERY_RULE - {Rule.NO_MEETING})
     ]
     replaced, original = (
         [(STALL.of(word), YIELD.of(word), WAIT.of(word)) for word in block] for block in blocks
@@ -391,23 +408,52 @@ def test_what_takes_an_instruction_s_place_takes_as_long():
 
 def test_probes_behind_a_branch_keep_uniform_values_for_a_few_instructions():
     """The last manner: what the others leave with values that live across branches."""
-    path = Path(__file__).parents[2] / "gpu" / "probes" / "leaving.bpf.o"
-    read = read_object(path.read_bytes(), path.name)
-    point = AttachPoint(EXIT, "*", Level.WARP)
-    verified = verify(replace(read.programs[0], attach=(point,)))
-    made = compile_probe(verified, point=point)
-    layout = plan(read.maps, 132)
+    layout, made = leaving(1, AttachPoint(EXIT, "*", Level.WARP))
     spliced = splice_sass(cubin("plain", "90"), "vector_add", (made,), layout, assemble)
     lines = [line.text for line in disassembled(spliced.image)["vector_add"]]
     assert any("SR_EQMASK" in line for line in lines)
     assert not any("LDS" in line or "BSSY" in line or "WARPSYNC" in line for line in lines)
 
 
-def test_threads_do_not_part_in_an_exit_probe():
-    with pytest.raises(
-        UnsupportedError, match=r"exit probes \(probe\) of threads whose lanes part"
-    ):
-        splice_sass(cubin("plain", "90"), "vector_add", (parting(Level.THREAD),), LAYOUT, assemble)
+def leaving(number, point, together=Together.ONE):
+    """A layout and one of the programs of the device check that threads leave by."""
+    path = Path(__file__).parents[2] / "gpu" / "probes" / "leaving.bpf.o"
+    read = read_object(path.read_bytes(), path.name)
+    verified = verify(replace(read.programs[number], attach=(point,)))
+    return plan(read.maps, 132), compile_probe(verified, point=point, together=together)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_threads_part_in_an_exit_probe_and_let_each_other_run(arch):
+    """A hash map, a ring and loops: lanes try again, so the assembler lets the warp yield."""
+    layout, made = leaving(1, AttachPoint(EXIT, "*", Level.THREAD))
+    spliced = splice_sass(cubin("plain", arch), "vector_add", (made,), layout, assemble)
+    lines = [line.text for line in disassembled(spliced.image)["vector_add"]]
+    assert sum("YIELD" in line for line in lines) > 2
+    assert any("CAS" in line for line in lines)
+    unwanted = ("BSSY", "BSYNC", "WARPSYNC", "SHFL", "LDS", "LDL", "STL")
+    assert not [line for line in lines if any(name in line for name in unwanted)]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_all_lanes_come_out_of_an_entry_probe_in_one_place(arch):
+    """Where the assembler copies the end of the probe, a load that it does not copy joins them."""
+    layout, made = leaving(0, AttachPoint(ENTRY, "*", Level.THREAD), Together.WARP)
+    parts = take_apart(open_cubin(cubin("plain", arch)))
+    kernel = open_kernel(parts, "vector_add")
+    setting = ProbeSetting(int(arch), (made,), layout, assemble)
+    ends = {
+        joined: sum(
+            OPCODE.of(word) == EXIT_OPCODE
+            for word in assemble_probes(kernel, setting, Manner(joined=joined)).entry.words
+        )
+        for joined in (False, True)
+    }
+    assert ends[False] > 1 or arch != "90"
+    assert ends[True] == 1
+    spliced = splice_sass(cubin("plain", arch), "vector_add", (made,), layout, assemble)
+    lines = [line.text for line in disassembled(spliced.image)["vector_add"]]
+    assert not any("LDS" in line for line in lines)
 
 
 def test_lanes_do_not_work_together_in_an_exit_probe():
