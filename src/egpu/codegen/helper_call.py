@@ -11,6 +11,7 @@ from egpu.codegen.memory import Place, load_from, place_of
 from egpu.codegen.scope import Scope
 
 _UNROLLED = 256  # bytes up to which a copy is straight code
+_PAIR = "<2 x i64>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +34,35 @@ def is_straight(size: int | None) -> bool:
     return size is not None and size <= _UNROLLED
 
 
-def copy(call: Call, address: str, source: Place, size: int) -> None:
-    """Copy ``size`` bytes to the 8-byte aligned ``address`` in words, so that no word is ever seen
-    half-written."""
-    scope, body = call.scope, call.scope.body
+def copy(call: Call, address: str, source: Place, size: int, *, align: int = 8) -> None:
+    """Copy ``size`` bytes to ``address`` in words, so that no word is ever seen half-written; two
+    at once where ``align``, the address's (8 or 16), allows it."""
+    body = call.scope.body
     if not is_straight(size):
         copy_run_time(call, address, source, str(size))
         return
     offset = 0
     while offset < size:
-        step = next(width for width in (8, 4, 2, 1) if width <= size - offset)
-        pointer = source.pointer
-        if offset:
-            pointer = body.value(f"getelementptr i8, {source.space} {pointer}, i64 {offset}")
-        align = math.gcd(source.align, offset) if offset else source.align
-        piece = Place(pointer, source.space, min(align, 8), source.shared)
-        value = load_from(scope, piece, 8 * step)
+        step = next(width for width in (align, 8, 4, 2, 1) if width <= size - offset)
         target = body.pointer(body.add(address, offset))
-        body.store(f"i{8 * step}", value, GLOBAL, target, step)
+        if step == 16:
+            words = [_piece(call, source, offset + at, 8) for at in (0, 8)]
+            first = body.value(f"insertelement {_PAIR} poison, i64 {words[0]}, i32 0")
+            pair = body.value(f"insertelement {_PAIR} {first}, i64 {words[1]}, i32 1")
+            body.store(_PAIR, pair, GLOBAL, target, 16)
+        else:
+            body.store(f"i{8 * step}", _piece(call, source, offset, step), GLOBAL, target, step)
         offset += step
+
+
+def _piece(call: Call, source: Place, offset: int, size: int) -> str:
+    """The value of ``size`` bytes (1, 2, 4 or 8) at ``offset``."""
+    pointer = source.pointer
+    if offset:
+        pointer = call.scope.body.value(f"getelementptr i8, {source.space} {pointer}, i64 {offset}")
+    align = math.gcd(source.align, offset) if offset else source.align
+    piece = Place(pointer, source.space, min(align, 8), source.shared)
+    return load_from(call.scope, piece, 8 * size)
 
 
 def copy_out(call: Call, target: Place, address: str | None, size: int) -> None:

@@ -26,6 +26,7 @@ _TAIL = RING_CONTROL["tail"][0]
 _DROPPED = RING_CONTROL["dropped"][0]
 _PRODUCED = RING_CONTROL["produced"][0]
 _HEADER = RING_GROUP_HEADER
+_ONE = 1 << 32  # one record, in the word of size and count
 DISCARD = RING_DISCARD - (1 << 64)  # as a signed 64-bit literal
 
 # Try once to claim %bytes (a multiple of 16) for %count records where %head is thought to be: {the
@@ -35,6 +36,10 @@ DISCARD = RING_DISCARD - (1 << 64)  # as a signed 64-bit literal
 # to be none.  Between two tries nothing is read, so that the second comes before others'.  %used is
 # compared signed: the tail may have been read after others moved head and tail on, then the swap
 # fails and the next try sees it.
+#
+# Size, count and commit word are released by one store of 16 bytes: with one for each half, records
+# of warps took twice the time (measured on an H200).  Neither half is ordered before the other, so
+# a reader that finds the commit word without size and count, which are never 0, looks again.
 _CLAIM = f"""\
 define internal {{ i64, i64, i64 }} @egpu.claim(
     i64 %control, i64 %data, i64 %size, i64 %bytes, i64 %count, i64 %head, i64 %known)
@@ -72,11 +77,9 @@ claimed:
   br i1 %wraps, label %fill, label %done
 fill:
   %filler_at = add i64 %data, %at
-  %p = inttoptr i64 %filler_at to ptr addrspace(1)
-  store i64 {RING_PAD_COUNT << 32 & (1 << 64) - 1}, ptr addrspace(1) %p, align 8
-  %filler_commit = add i64 %filler_at, 8
   %value = add i64 %head, 1
-  call void @egpu.release_sys(i64 %filler_commit, i64 %value)
+  call void @egpu.release_pair_sys(
+      i64 %filler_at, i64 {RING_PAD_COUNT << 32 & (1 << 64) - 1}, i64 %value)
   br label %done
 done:
   %position = phi i64
@@ -96,17 +99,17 @@ def _claiming(group: str) -> str:
     them, 32 bits) and ``%position``; ends in block ``claimed``, where NO_ROOM may be the position.
 
     ``group`` computes the bytes of a group of ``%many`` lanes as ``%bytes``; ``%largest`` is those
-    of a whole warp.  If they are more than a ring's, or %same is false, %joint is: each lane claims
-    alone, and none meets another, since several masks in one place are no better than one too old.
-    A try that others were faster at is followed by another, for which the lanes that are together
-    by then find each other again.  The loop is not unrolled: it seldom runs twice.  The mask a
-    leader is looked up in holds at least the running lane, so it is never 0.
+    of a whole warp.  If they are more than a ring's, or %same is false, %joint is not: each lane
+    claims alone, and none meets another, since several masks in one place are no better than one
+    too old.  A try that others were faster at is followed by another, for which the lanes that are
+    together by then find each other again.  The loop is not unrolled: it seldom runs twice.  The
+    mask a leader is looked up in holds at least the running lane, so it is never 0.
     """
     return f"""\
   %head_at = add i64 %control, {_HEAD}
-  %tail_at = add i64 %control, {_TAIL}
-  %first_tail = call i64 @egpu.load_gpu(i64 %tail_at)
-  %first_head = call i64 @egpu.load_gpu(i64 %head_at)
+  %ends = call {{ i64, i64 }} @egpu.load_pair_gpu(i64 %head_at)
+  %first_head = extractvalue {{ i64, i64 }} %ends, 0
+  %first_tail = extractvalue {{ i64, i64 }} %ends, 1
   %own = call i32 @egpu.own_lane()
   %below = call i32 @egpu.lanes_below()
   %small = icmp ule i64 %largest, %ring
@@ -216,11 +219,8 @@ publish:
   %many64 = zext i32 %many to i64
   %high = shl i64 %many64, 32
   %header = or i64 %high, %size
-  %p = inttoptr i64 %group to ptr addrspace(1)
-  store i64 %header, ptr addrspace(1) %p, align 8
-  %commit = add i64 %group, 8
   %value = add i64 %position, 1
-  call void @egpu.release_sys(i64 %commit, i64 %value)
+  call void @egpu.release_pair_sys(i64 %group, i64 %header, i64 %value)
   br label %done
 done:
   ret void
@@ -229,10 +229,12 @@ done:
 
 # One claim for the lanes that run this together with the same constant %size (%same), one group of
 # one record a lane, because each is submitted by itself.  %end gets the position after this lane's
-# group: what submit and discard find the group's position by.
+# group: what submit and discard find the group's position by.  They know the size too (%later), or
+# it is written here.
 _RESERVE = f"""\
 define internal i64 @egpu.reserve(
-    i64 %control, i64 %data, i64 %ring, i64 %size, i1 %same, ptr %end) {ATTRIBUTES} {{
+    i64 %control, i64 %data, i64 %ring, i64 %size, i1 %same, ptr %end, i1 %later)
+    {ATTRIBUTES} {{
 entry:
   %up = add i64 %size, {_HEADER + 15}
   %alone = and i64 %up, -16
@@ -251,10 +253,14 @@ some:
   %wrap = sub i64 %ring, 1
   %at = and i64 %here, %wrap
   %group = add i64 %data, %at
-  %header = or i64 %size, {1 << 32}
+  %record = add i64 %group, {_HEADER}
+  br i1 %later, label %done, label %write
+write:
+  %header = or i64 %size, {_ONE}
   %p = inttoptr i64 %group to ptr addrspace(1)
   store i64 %header, ptr addrspace(1) %p, align 8
-  %record = add i64 %group, {_HEADER}
+  br label %done
+done:
   ret i64 %record
 }}
 """
@@ -262,9 +268,10 @@ some:
 # Publish or drop a reserved record.  Its position is the largest one below %end that lies at its
 # place in the ring: the record is not released, so no later claim of this thread can be further
 # than one ring ahead of it.  %data may be any ring of the map: rings of one map follow each other.
+# %size is the record's, or 0: reserving it has written it.
 _COMMIT = f"""\
 define internal void @egpu.commit(
-    i64 %record, i64 %data, i64 %ring, ptr %end, i64 %flag) {ATTRIBUTES} {{
+    i64 %record, i64 %data, i64 %ring, ptr %end, i64 %flag, i64 %size) {ATTRIBUTES} {{
 entry:
   %group = sub i64 %record, {_HEADER}
   %offset = sub i64 %group, %data
@@ -276,6 +283,13 @@ entry:
   %position = sub i64 %last, %back
   %value0 = add i64 %position, 1
   %value = or i64 %value0, %flag
+  %known = icmp ne i64 %size, 0
+  br i1 %known, label %whole, label %half
+whole:
+  %header = or i64 %size, {_ONE}
+  call void @egpu.release_pair_sys(i64 %group, i64 %header, i64 %value)
+  ret void
+half:
   %commit = add i64 %group, 8
   call void @egpu.release_sys(i64 %commit, i64 %value)
   ret void

@@ -82,6 +82,9 @@ _PTX_FUNCTIONS = (
     _asm("fence_sys", "void", "", "fence.sc.sys;", "~{memory}"),
     _asm("fence_gpu", "void", "", "fence.sc.gpu;", "~{memory}"),
     _asm("load_gpu", "i64", "i64 %a", "ld.relaxed.gpu.global.b64 $0, [$1];", "=l,l,~{memory}"),
+    # Two words at a multiple of 16, neither ordered before the other.
+    _asm("load_pair_gpu", "{ i64, i64 }", "i64 %a",
+         "ld.relaxed.gpu.global.v2.b64 {$0, $1}, [$2];", "=l,=l,l,~{memory}"),
     _asm("add_gpu", "void", "i64 %a, i64 %v",
          "red.relaxed.gpu.global.add.u64 [$0], $1;", "l,l,~{memory}"),
     _asm("cas_gpu", "i64", "i64 %a, i64 %c, i64 %v",
@@ -112,6 +115,9 @@ _PTX_FUNCTIONS = (
          "red.release.gpu.global.add.u64 [$0], $1;", "l,l,~{memory}"),
     _asm("release_sys", "void", "i64 %a, i64 %v",
          "st.release.sys.global.b64 [$0], $1;", "l,l,~{memory}"),
+    # Two words at a multiple of 16, each released; neither is ordered before the other.
+    _asm("release_pair_sys", "void", "i64 %a, i64 %v, i64 %w",
+         "st.release.sys.global.v2.b64 [$0], {$1, $2};", "l,l,l,~{memory}"),
     # A slot for this SM: %smid can be sparse and beyond the slots of the layout; the last slot
     # takes what is.  A remainder would cost 18 instructions, which ptxas runs every time.
     _function("slot_of", "i32", "i32 %sm, i32 %slots",
@@ -138,8 +144,8 @@ _ALONE_FUNCTIONS = (
 _ONE_THREAD: dict[str, int] = {
     **{f"{field}_{axis}": 0 for field in ("tid", "ctaid") for axis in "xyz"},
     **{f"{field}_{axis}": 1 for field in ("ntid", "nctaid") for axis in "xyz"},
-    "lane": 0, "lanes_below": 0, "own_lane": 1, "sm": 0, "warp": 0, "pick": 0, "active": 1,
-    "site_mask": 1, "differing": 0,
+    "lane": 0, "lanes_below": 0, "own_lane": 1, "sm": 0, "warp": 0, "pick": 0,
+    "active": 1, "site_mask": 1, "differing": 0,
 }  # fmt: skip
 
 _CLOCK = """  %t = alloca { i64, i64 }, align 8
@@ -150,6 +156,14 @@ _CLOCK = """  %t = alloca { i64, i64 }, align 8
   %m = mul i64 %s, 1000000000
   %r = add i64 %m, %n
   ret i64 %r"""
+
+_HOST_PAIR = """  %p = inttoptr i64 %a to ptr
+  %x = load atomic i64, ptr %p {order}, align 8
+  %q = getelementptr i8, ptr %p, i64 8
+  %y = load atomic i64, ptr %q {order}, align 8
+  %s = insertvalue {{ i64, i64 }} poison, i64 %x, 0
+  %r = insertvalue {{ i64, i64 }} %s, i64 %y, 1
+  ret {{ i64, i64 }} %r"""
 
 _HOST_FUNCTIONS = (
     *(_function(name, "i32", "", f"  ret i32 {value}") for name, value in _ONE_THREAD.items()),
@@ -170,16 +184,11 @@ _HOST_FUNCTIONS = (
               "  %p = inttoptr i64 %a to ptr\n"
               "  %q = cmpxchg ptr %p, i64 %c, i64 %v seq_cst seq_cst, align 8\n"
               "  %r = extractvalue { i64, i1 } %q, 0\n  ret i64 %r"),
+    _function("load_pair_gpu", "{ i64, i64 }", "i64 %a", _HOST_PAIR.format(order="monotonic")),
     _function("acquire_gpu", "i64", "i64 %a",
               "  %p = inttoptr i64 %a to ptr\n"
               "  %r = load atomic i64, ptr %p acquire, align 8\n  ret i64 %r"),
-    _function("acquire_pair_gpu", "{ i64, i64 }", "i64 %a",
-              "  %p = inttoptr i64 %a to ptr\n"
-              "  %x = load atomic i64, ptr %p acquire, align 8\n"
-              "  %q = getelementptr i8, ptr %p, i64 8\n"
-              "  %y = load atomic i64, ptr %q acquire, align 8\n"
-              "  %s = insertvalue { i64, i64 } poison, i64 %x, 0\n"
-              "  %r = insertvalue { i64, i64 } %s, i64 %y, 1\n  ret { i64, i64 } %r"),
+    _function("acquire_pair_gpu", "{ i64, i64 }", "i64 %a", _HOST_PAIR.format(order="acquire")),
     _function("fetch_add_gpu", "i64", "i64 %a, i64 %v",
               "  %p = inttoptr i64 %a to ptr\n"
               "  %r = atomicrmw add ptr %p, i64 %v seq_cst, align 8\n  ret i64 %r"),
@@ -215,6 +224,10 @@ _HOST_FUNCTIONS = (
     _function("release_sys", "void", "i64 %a, i64 %v",
               "  %p = inttoptr i64 %a to ptr\n"
               "  store atomic i64 %v, ptr %p release, align 8\n  ret void"),
+    _function("release_pair_sys", "void", "i64 %a, i64 %v, i64 %w",
+              "  %p = inttoptr i64 %a to ptr\n  %q = getelementptr i8, ptr %p, i64 8\n"
+              "  store atomic i64 %v, ptr %p release, align 8\n"
+              "  store atomic i64 %w, ptr %q release, align 8\n  ret void"),
     _function("slot_of", "i32", "i32 %sm, i32 %slots", "  ret i32 0"),
     _function("at_offset", "i64", "i64 %a, i64 %o", "  %r = add i64 %a, %o\n  ret i64 %r"),
 )  # fmt: skip

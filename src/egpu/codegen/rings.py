@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from egpu.bpf.helpers import HELPERS
+from egpu.bpf.isa import CallSrc, Kind, form_of
 from egpu.bpf.maptypes import BPF_F_CURRENT_CPU, GPU_RING_FULL, MapType, Storage, traits
+from egpu.bpf.program import Insn
 from egpu.codegen.arena import RING_CONTROL, RING_GROUP_HEADER
 from egpu.codegen.device_code import RelocKind
 from egpu.codegen.helper_call import Call, argument_place, copy, copy_run_time, is_straight
@@ -20,6 +23,7 @@ from egpu.errors import InternalError
 _E2BIG, _EAGAIN, _EINVAL, _ENOSPC, _EOPNOTSUPP = -7, -11, -22, -28, -95
 _RING_FLAGS = 3  # BPF_RB_NO_WAKEUP | BPF_RB_FORCE_WAKEUP: nobody sleeps, so both do nothing
 _LARGEST_RECORD = 1 << 30  # bytes, no ring is larger
+_RESERVED_SIZE = 2  # register of bpf_ringbuf_reserve's size
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,8 @@ def _write(call: Call, ring: Ring, output: _Output) -> str:
     body.label(write)
     source = argument_place(call, output.data, known or 1)
     if known is not None:
-        copy(call, record, source, known)
+        # Records begin at a multiple of 16 if those before them in the group end at one.
+        copy(call, record, source, known, align=8 if known % 16 else 16)
     else:
         copy_run_time(call, record, source, size)
     position = body.value(f"extractvalue {GROUP} {begun}, 1")
@@ -175,7 +180,8 @@ def ring_reserve(call: Call) -> str:
     body.label(right)
     _unless_oversize(call, ring, size, (claim, done))
     same = "false" if scope.operand(call.pc, 2).value is None else "true"
-    arguments = (*ring_arguments(ring, size), f"i1 {same}", f"ptr {ring.state}")
+    later = "true" if _reserved(scope) else "false"
+    arguments = (*ring_arguments(ring, size), f"i1 {same}", f"ptr {ring.state}", f"i1 {later}")
     record = body.call("i64", "egpu.reserve", *arguments)
     body.store("i64", record, "ptr", result, 8)
     body.branch(done)
@@ -195,9 +201,32 @@ def ring_commit(flag: int) -> Callable[[Call], None]:
             f"i64 {size}",
             f"ptr {state}",
             f"i64 {flag}",
+            f"i64 {_reserved(scope)}",
         )
 
     return build
+
+
+def _reserved(scope: Scope) -> int:
+    """Bytes of every record that the program reserves, 0 if they are not all the same."""
+    verified = scope.unit.verified
+    sizes = {
+        operand.value
+        for (pc, register), operand in verified.facts.operands.items()
+        if register == _RESERVED_SIZE and _reserves(verified.program.code[pc])
+    }
+    return (sizes.pop() if len(sizes) == 1 else None) or 0
+
+
+def _reserves(insn: Insn) -> bool:
+    form = form_of(insn)
+    return (
+        form is not None
+        and form.kind is Kind.CALL
+        and insn.src == CallSrc.HELPER
+        and insn.imm in HELPERS
+        and HELPERS[insn.imm].body == "ringbuf_reserve"
+    )
 
 
 def _ring_of_record(call: Call, record: str) -> tuple[str, str, str]:

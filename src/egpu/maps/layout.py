@@ -66,10 +66,11 @@ TAKING in bits 0-1 and counts how often it was emptied above them.  ``egpu.codeg
 protocol.
 
 A producer claims by compare-and-swap on ``head`` in HBM, never waits, and counts ``dropped``
-records when the group does not fit between ``head`` and ``tail``.  It writes payload, size and
-count, then releases ``commit`` with system scope.  The reader acquires ``commit``, checks it
-against its position, clears what it read (so a commit word is 0 until its group is published) and
-advances its own position in the host arena; the agent copies reader positions to ``tail`` in HBM.
+records when the group does not fit between ``head`` and ``tail``.  It writes the records, then
+releases size, count and ``commit`` with system scope, in this order or all at once.  The reader
+acquires ``commit``, checks it against its position, comes back if size and count are still 0,
+clears what it read (so a group's first words are 0 until it is published) and advances its own
+position in the host arena; the agent copies reader positions to ``tail`` in HBM.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ ARENA_HEADER: dict[str, tuple[int, int]] = {
 ARENA_HEADER_SIZE = 4096
 MAP_ALIGNMENT = 256
 
-RING_CONTROL: dict[str, tuple[int, int]] = {   # per ring map and SM slot, in the device arena
+# Per ring map and SM slot, in the device arena; head and tail are read with one load.
+RING_CONTROL: dict[str, tuple[int, int]] = {
     "head":    (0, 8),         # bytes claimed
     "tail":    (8, 8),         # bytes the reader is done with, as last copied by the agent
     "dropped": (16, 8),        # records not written: the ring was full

@@ -208,7 +208,7 @@ class RingReader:
         return self._place.ring_data + slot * size + position % size
 
     def _step(self, position: int, size: int, count: int) -> int:
-        """Bytes of a group, 0 if its header is impossible."""
+        """Bytes of a group, 0 if its size and count are impossible or not there yet."""
         room = self._place.ring_size - position % self._place.ring_size
         if count == RING_PAD_COUNT:
             return room

@@ -1,5 +1,6 @@
 """Probes on many lanes: spliced into a kernel that parts its lanes, run by the simulated device."""
 
+import re
 from collections import Counter
 from types import SimpleNamespace
 
@@ -233,6 +234,58 @@ def test_reserve_by_many_lanes():
     assert {record[8:] for record in records} == {(99).to_bytes(8, "little")}
     assert run.reader.counts.discarded == 21 * 8
     assert run.control("produced") == 21 * 32
+
+
+@pytest.mark.parametrize(("size", "stores"), [(16, [16]), (24, [8, 8, 8]), (20, [8, 8, 4])])
+def test_records_of_whole_pairs_of_words_are_stored_by_pairs(size, stores):
+    """A link to a host takes half a pair in the time of a whole one."""
+    spec = MapSpec("events", MapType.RINGBUF, 0, 0, 1 << 17)
+    run = Run(probe(OUTPUT.format(size=size), spec), entry())
+    found = re.findall(r"^st\.global\.(v2\.)?[bu](\d+) ", run.text, re.MULTILINE)
+    assert [int(bits) // 8 * (2 if pair else 1) for pair, bits in found] == stores
+    data = b"".join(word.to_bytes(8, "little") for word in (11, 22, 33))
+    assert run.records(spec) == [data[:size]] * (7 * 96)
+
+
+# Lanes reserve 16 or 24 bytes at two calls and submit them at one.
+TWO_SIZES = f"""
+ldxw %r7, [%r1+{OFFSETS["lane"]}]
+lddw %r1, map_index 0
+mov %r3, 0
+jset %r7, 1, large
+mov %r2, 16
+call 131
+jeq %r0, 0, done
+stxdw [%r0], %r7
+stdw [%r0+8], 99
+ja send
+large:
+mov %r2, 24
+call 131
+jeq %r0, 0, done
+stxdw [%r0], %r7
+stdw [%r0+8], 99
+stdw [%r0+16], 98
+send:
+mov %r1, %r0
+mov %r2, 0
+call 132
+done:
+mov %r0, 0
+exit
+"""
+
+
+@pytest.mark.parametrize("together", list(Together))
+def test_a_size_that_submitting_cannot_know_is_written_by_reserving(together):
+    spec = MapSpec("events", MapType.RINGBUF, 0, 0, 1 << 17)
+    run = Run(probe(TWO_SIZES, spec, points=(leave(),)), leave(), together=together)
+    words = [[lane, 99] + [98] * (lane % 2) for lane in range(32)]
+    rows = [b"".join(word.to_bytes(8, "little") for word in row) for row in words]
+    assert Counter(run.records(spec)) == dict.fromkeys(rows, 21)
+    assert "st.release.sys.global.b64" in run.text
+    one_size = Run(probe(RESERVED, spec, points=(leave(),)), leave(), together=together)
+    assert "st.release.sys.global.b64" not in one_size.text
 
 
 @pytest.mark.parametrize("text", [SIZES, RESERVED, OUTPUT.format(size=24)])

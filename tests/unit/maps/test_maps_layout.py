@@ -111,3 +111,9 @@ def test_hash_table(entries, slots):
 def test_hash_keys_have_limits(size):
     with pytest.raises(InputError, match=f"map h.*key size is {size}"):
         L.plan([MapSpec("h", MapType.HASH, size, 8, 4)], 1)
+
+
+def test_head_and_tail_of_a_ring_can_be_read_with_one_load():
+    (head, _), (tail, _) = L.RING_CONTROL["head"], L.RING_CONTROL["tail"]
+    assert tail == head + 8
+    assert head % 16 == L.RING_CONTROL_SIZE % 16 == L.MAP_ALIGNMENT % 16 == 0

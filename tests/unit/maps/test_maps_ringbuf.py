@@ -112,6 +112,22 @@ def test_an_unpublished_group_stops_the_reader_until_it_is_published():
         assert list(rig.reader) == [word(1), word(2)]
 
 
+def test_a_commit_word_that_comes_before_size_and_count_is_waited_for():
+    with Rig() as rig:
+        producer = rig.producers[0]
+        producer.send([word(1)])
+        late = producer.claim(8)
+        producer.fill(late, [word(2)])
+        producer.header(late, 0, 0)
+        producer.commit(late)
+        producer.send([word(3)])
+        assert list(rig.reader) == [word(1)]
+        producer.header(late, 8, 1)
+        assert list(rig.reader) == [word(2), word(3)]
+        assert rig.final() == []
+        assert rig.reader.counts.received == 3
+
+
 def test_a_torn_group_is_a_hole_at_the_end_and_nothing_behind_it_is_lost():
     with Rig() as rig:
         producer = rig.producers[0]
