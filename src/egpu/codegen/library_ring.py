@@ -18,6 +18,7 @@ from egpu.codegen.arena import (
 from egpu.codegen.primitives import ATTRIBUTES
 
 CLAIM_TRIES = 1024  # losing this often counts as a full ring: a probe never waits
+_AHEAD_BITS = 3  # a lane in a crowd thinks up to 2 ** 3 - 1 others come before it
 NO_ROOM, AGAIN = -1, -2  # instead of a claim's position; no position is that large
 GROUP = "{ i64, i64, i32, i1 }"  # what output_begin gives and output_end takes
 
@@ -35,14 +36,15 @@ DISCARD = RING_DISCARD - (1 << 64)  # as a signed 64-bit literal
 # %known is where the tail was once, which can only hide room: it is looked at anew when there seems
 # to be none.  Between two tries nothing is read, so that the second comes before others'.  %used is
 # compared signed: the tail may have been read after others moved head and tail on, then the swap
-# fails and the next try sees it.
+# fails and the next try sees it.  %last is where the head was last seen: if %head is a guess beyond
+# it, that there is no room says nothing.
 #
 # Size, count and commit word are released by one store of 16 bytes: with one for each half, records
 # of warps took twice the time (measured on an H200).  Neither half is ordered before the other, so
 # a reader that finds the commit word without size and count, which are never 0, looks again.
 _CLAIM = f"""\
 define internal {{ i64, i64, i64 }} @egpu.claim(
-    i64 %control, i64 %data, i64 %size, i64 %bytes, i64 %count, i64 %head, i64 %known)
+    i64 %control, i64 %data, i64 %size, i64 %bytes, i64 %count, i64 %head, i64 %last, i64 %known)
     {ATTRIBUTES} {{
 entry:
   %head_at = add i64 %control, {_HEAD}
@@ -61,7 +63,10 @@ look:
   %fresh = call i64 @egpu.load_gpu(i64 %tail_at)
   %used = sub i64 %end, %fresh
   %full = icmp sgt i64 %used, %size
-  br i1 %full, label %drop, label %swap
+  br i1 %full, label %none, label %swap
+none:
+  %sure = icmp eq i64 %head, %last
+  br i1 %sure, label %drop, label %done
 swap:
   %tail = phi i64 [ %known, %entry ], [ %fresh, %look ]
   %old = call i64 @egpu.cas_gpu(i64 %head_at, i64 %head, i64 %end)
@@ -82,14 +87,39 @@ fill:
       i64 %filler_at, i64 {RING_PAD_COUNT << 32 & (1 << 64) - 1}, i64 %value)
   br label %done
 done:
-  %position = phi i64
+  %position = phi i64 [ {AGAIN}, %none ],
       [ {AGAIN}, %swap ], [ {NO_ROOM}, %drop ], [ %start, %claimed ], [ %start, %fill ]
-  %next = phi i64 [ %old, %swap ], [ %head, %drop ], [ %end, %claimed ], [ %end, %fill ]
-  %seen = phi i64 [ %tail, %swap ], [ %fresh, %drop ], [ %tail, %claimed ], [ %tail, %fill ]
+  %next = phi i64 [ %last, %none ],
+      [ %old, %swap ], [ %head, %drop ], [ %end, %claimed ], [ %end, %fill ]
+  %seen = phi i64 [ %fresh, %none ],
+      [ %tail, %swap ], [ %fresh, %drop ], [ %tail, %claimed ], [ %tail, %fill ]
   %r0 = insertvalue {{ i64, i64, i64 }} zeroinitializer, i64 %position, 0
   %r1 = insertvalue {{ i64, i64, i64 }} %r0, i64 %next, 1
   %r2 = insertvalue {{ i64, i64, i64 }} %r1, i64 %seen, 2
   ret {{ i64, i64, i64 }} %r2
+}}
+"""
+
+# How many others a lane that lost so often thinks come before it at its next try, which differs
+# between lanes and tries.  Of lanes that all expect the head where it was seen, one succeeds in the
+# time of an access to memory; of those that expect it further on, each that comes right after the
+# one before.  Lanes that claim together are few and need none of it: their groups are large, and
+# the link takes those faster that come one after the other.
+_AHEAD = f"""\
+define internal i64 @egpu.ahead(i1 %joint, i32 %tries) {ATTRIBUTES} {{
+  %crowded = call i1 @egpu.crowded(i1 %joint)
+  %early = icmp ult i32 %tries, {_AHEAD_BITS}
+  %bits = select i1 %early, i32 %tries, i32 {_AHEAD_BITS}
+  %left = shl i32 -1, %bits
+  %mask = xor i32 %left, -1
+  %ticks = call i32 @egpu.ticks()
+  %time = lshr i32 %ticks, 1
+  %lane = call i32 @egpu.lane()
+  %sum = add i32 %time, %lane
+  %some = and i32 %sum, %mask
+  %others = select i1 %crowded, i32 %some, i32 0
+  %r = zext i32 %others to i64
+  ret i64 %r
 }}
 """
 
@@ -116,7 +146,8 @@ def _claiming(group: str) -> str:
   %joint = and i1 %same, %small
   br label %attempt
 attempt:
-  %head = phi i64 [ %first_head, %entry ], [ %moved, %lost ]
+  %last = phi i64 [ %first_head, %entry ], [ %moved, %lost ]
+  %head = phi i64 [ %first_head, %entry ], [ %expected, %lost ]
   %known = phi i64 [ %first_tail, %entry ], [ %seen, %lost ]
   %tries = phi i32 [ 1, %entry ], [ %more, %lost ]
   %active = call i32 @egpu.active()
@@ -130,14 +161,15 @@ attempt:
   br i1 %leads, label %lead, label %join
 lead:
   %claim = call {{ i64, i64, i64 }} @egpu.claim(
-      i64 %control, i64 %data, i64 %ring, i64 %bytes, i64 %many, i64 %head, i64 %known)
+      i64 %control, i64 %data, i64 %ring, i64 %bytes, i64 %many, i64 %head, i64 %last,
+      i64 %known)
   %claim_position = extractvalue {{ i64, i64, i64 }} %claim, 0
   %claim_head = extractvalue {{ i64, i64, i64 }} %claim, 1
   %claim_tail = extractvalue {{ i64, i64, i64 }} %claim, 2
   br label %join
 join:
   %mine = phi i64 [ 0, %attempt ], [ %claim_position, %lead ]
-  %moved = phi i64 [ %head, %attempt ], [ %claim_head, %lead ]
+  %moved = phi i64 [ %last, %attempt ], [ %claim_head, %lead ]
   %seen = phi i64 [ %known, %attempt ], [ %claim_tail, %lead ]
   br i1 %joint, label %share, label %decided
 share:
@@ -149,6 +181,9 @@ decided:
   %again = icmp eq i64 %tried, {AGAIN}
   br i1 %again, label %lost, label %claimed
 lost:
+  %others = call i64 @egpu.ahead(i1 %joint, i32 %tries)
+  %further = mul i64 %others, %bytes
+  %expected = add i64 %moved, %further
   %more = add i32 %tries, 1
   %give_up = icmp ugt i32 %more, {CLAIM_TRIES}
   br i1 %give_up, label %drop, label %attempt, !llvm.loop !0
@@ -318,4 +353,4 @@ entry:
 }}
 """
 
-RING_FUNCTIONS = (_CLAIM, _OUTPUT_BEGIN, _OUTPUT_END, _RESERVE, _COMMIT, _QUERY)
+RING_FUNCTIONS = (_CLAIM, _AHEAD, _OUTPUT_BEGIN, _OUTPUT_END, _RESERVE, _COMMIT, _QUERY)

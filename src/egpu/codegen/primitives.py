@@ -66,6 +66,7 @@ _SPECIAL: tuple[tuple[str, str, str, bool], ...] = (
     ("warp", "i32", "%warpid", False),
     ("globaltimer", "i64", "%globaltimer", False),
     ("clock", "i64", "%clock64", False),
+    ("ticks", "i32", "%clock", False),
 )  # fmt: skip
 
 _PTX_FUNCTIONS = (
@@ -127,6 +128,8 @@ _PTX_FUNCTIONS = (
     # is the same in all lanes, so that ptxas adds up what they add.
     _special("pick", "i32", "%warpid", pure=True),
     _function("differing", "i32", "", "  ret i32 0"),
+    _function("crowded", "i1", "i1 %together",
+              "  %r = xor i1 %together, true\n  ret i1 %r"),
     # LLVM would add a constant offset to the launch's arena, where it costs two instructions; what
     # is added last is a part of the instructions that use the address.
     _function("at_offset", "i64", "i64 %a, i64 %o",
@@ -139,12 +142,13 @@ _PTX_FUNCTIONS = (
 _ALONE_FUNCTIONS = (
     _special("pick", "i32", "%clock", pure=True),
     _special("differing", "i32", CHOSEN, pure=True),
+    _function("crowded", "i1", "i1 %together", "  ret i1 true"),
 )
 
 _ONE_THREAD: dict[str, int] = {
     **{f"{field}_{axis}": 0 for field in ("tid", "ctaid") for axis in "xyz"},
     **{f"{field}_{axis}": 1 for field in ("ntid", "nctaid") for axis in "xyz"},
-    "lane": 0, "lanes_below": 0, "own_lane": 1, "sm": 0, "warp": 0, "pick": 0,
+    "lane": 0, "lanes_below": 0, "own_lane": 1, "sm": 0, "warp": 0, "pick": 0, "ticks": 0,
     "active": 1, "site_mask": 1, "differing": 0,
 }  # fmt: skip
 
@@ -230,6 +234,7 @@ _HOST_FUNCTIONS = (
               "  store atomic i64 %w, ptr %q release, align 8\n  ret void"),
     _function("slot_of", "i32", "i32 %sm, i32 %slots", "  ret i32 0"),
     _function("at_offset", "i64", "i64 %a, i64 %o", "  %r = add i64 %a, %o\n  ret i64 %r"),
+    _function("crowded", "i1", "i1 %together", "  ret i1 false"),
 )  # fmt: skip
 
 

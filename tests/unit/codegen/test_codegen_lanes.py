@@ -328,6 +328,17 @@ def test_a_full_ring_drops_whole_groups_and_counts_lanes():
     assert len(records) % 32 == 0
 
 
+def test_lanes_that_guess_where_the_head_will_be_drop_only_what_has_no_room():
+    point = leave()
+    verified = probe(OUTPUT.format(size=24), RING, points=(point,))
+    run = Run(verified, point, threads=128, together=Together.ONE)
+    assert "%clock" in run.text  # what they guess by
+    groups = RING.max_entries // 48  # of a header and 24 bytes, rounded up to 16
+    assert len(run.records(RING)) == SLOTS * groups
+    assert run.control("produced") == SLOTS * groups
+    assert run.control("dropped") == 7 * 128 - SLOTS * groups
+
+
 def test_lanes_whose_records_exceed_a_ring_claim_alone():
     text = OUTPUT.replace("mov %r2, %r10\nadd %r2, -24", "mov %r2, %r10\nadd %r2, -200")
     words = "".join(f"stdw [%r10-{8 * n}], {n}\n" for n in range(4, 26))
