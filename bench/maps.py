@@ -124,24 +124,31 @@ def check(what: str, found: int, expected: int) -> None:
         sys.exit(f"{what}: {found:,}, expected {expected:,}")
 
 
-# Records of a thread each; where each warp has one, 16 times as many threads.
-RECORDS = tuple((kind, size) for kind in ("thread", "warp") for size in (64, 32, 16))
-_RING_THREADS = {"thread": 1 << 20, "warp": 1 << 24}
-_PER_RECORD = {"thread": 1, "warp": 32}
+# Records of a thread each; where each warp has one, 16 times as many threads.  "alone": of a thread
+# that shares no group with others, as its record's size is not known to the compiler.
+RECORDS = (
+    *((kind, size) for kind in ("thread", "warp") for size in (64, 32, 16)),
+    ("alone", 16),
+)
+_RING_THREADS = {"thread": 1 << 20, "warp": 1 << 24, "alone": 1 << 20}
+_PER_RECORD = {"thread": 1, "warp": 32, "alone": 1}
+_PER_GROUP = {"thread": 32, "warp": 32, "alone": 1}
 _HEADER = 16  # bytes of a ring's group, which is what a warp writes at once
 _LINK_BYTES = 64 << 20
+_REGIONS, _REGION = 144, 2 << 20  # as many as bench/rings.cu has; bytes of one
 _FLOW_PAUSE_US = 1000
 
 
 def rings(scale: Scale, ways: Ways) -> dict[str, object]:
-    """Bytes per second into rings in host memory, as shares of bare stores' and of the link's.
+    """Bytes per second into rings in host memory, as shares of the link's and of what a kernel
+    reaches that does nothing but store the same bytes to such places.
 
     Those are of launches that the rings have room for, as "dropped" shows; "flowing" is what the
     reader, which is one thread of Python, takes out in a process of its own while launches follow
     each other; "reader" what it takes by itself.
     """
     divisor = FULL.threads // scale.threads
-    link = _LINK_BYTES // divisor
+    link, region = _LINK_BYTES // divisor, _REGION // divisor
     shapes = {
         kind: f"{threads // divisor // BLOCK} {BLOCK} 0 {scale.launches}"
         for kind, threads in _RING_THREADS.items()
@@ -150,10 +157,12 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
     rows += [f"each link_store {link // 16 // BLOCK} {BLOCK} 0 {scale.launches} 0"]
     for kind, shape in shapes.items():
         rows += [f"each idle_{kind} {shape} 0"]
-        rows += [f"each native_{kind}_{size} {shape} 0" for k, size in RECORDS if k == kind]
-        pauses = f"{shape} {scale.pause_us}"
-        rows += [f"each ring_{kind}_{size} {pauses}" for k, size in RECORDS if k == kind]
-    found = measured(_ring_plan(rows, link), ways)
+        sizes = [size for k, size in RECORDS if k == kind]
+        bare = shape.replace(f" 0 {scale.launches}", f" {region} {scale.launches}")
+        rows += [f"each same_{kind}_{size} {bare} 0" for size in sizes]
+        rows += [f"each ring_{kind}_{size} {shape} {scale.pause_us}" for size in sizes]
+    memory = (_REGIONS + 1) * max(region, 4096)
+    found = measured(_ring_plan(rows, memory), ways)
     what = _all_records(found)
     more = max(1, scale.launches * 40 // divisor)  # with hardly a pause for the reader
     shape = shapes["thread"].replace(f"0 {scale.launches}", f"0 {more}")
@@ -161,7 +170,7 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
         f"each idle_thread {shapes['thread']} 0",
         f"each ring_thread_64 {shape} {_FLOW_PAUSE_US}",
     ]
-    flow = measured(_ring_plan(rows, link), ways)
+    flow = measured(_ring_plan(rows, memory), ways)
     began, ended = (row["at"] for row in flow.rows)
     flowing = flow.read_until(ended) - flow.read_until(began)
     copied = link / found.row("link_copy")["us"] / 1e3
@@ -177,8 +186,8 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
     }
 
 
-def _ring_plan(rows: list[str], link: int) -> Plan:
-    return Plan("rings", ("rates_ring",), f"memory host {3 * link}", tuple(rows), rings=("ring",))
+def _ring_plan(rows: list[str], memory: int) -> Plan:
+    return Plan("rings", ("rates_ring",), f"memory host {memory}", tuple(rows), rings=("ring",))
 
 
 def _all_records(found: Measured) -> dict[str, int]:
@@ -196,18 +205,18 @@ def _all_records(found: Measured) -> dict[str, int]:
 
 
 def ring_row(found: Measured, kind: str, size: int, link: float) -> dict[str, object]:
-    row, native = (found.row(f"{which}_{kind}_{size}") for which in ("ring", "native"))
+    row, same = (found.row(f"{which}_{kind}_{size}") for which in ("ring", "same"))
     idle = found.row(f"idle_{kind}")["us"]
-    own, bare = (max(each["us"] - idle, 0.001) for each in (row, native))
+    own, bare = (max(each["us"] - idle, 0.001) for each in (row, same))
     count = row["threads"] // _PER_RECORD[kind]
-    groups = row["threads"] // 32 * _HEADER  # bytes
+    groups = row["threads"] // _PER_GROUP[kind] * _HEADER  # bytes
     return {
-        "records": f"{size} bytes per {kind}",
+        "records": f"{size} bytes, {kind}",
         "mega_records_per_s": round(count / own, 1),
         "gigabytes_per_s": round(count * size / own / 1e3, 2),
         "with_headers": round((count * size + groups) / own / 1e3, 2),
-        "bare_gigabytes_per_s": round(count * size / bare / 1e3, 2),
-        "share_of_bare": round(bare / own, 3),
+        "same_gigabytes_per_s": round(count * size / bare / 1e3, 2),
+        "share_of_same_stores": round(bare / own, 3),
         "share_of_link": round(count * size / own / 1e3 / link, 3),
         "kernel_us": row["us"],
     }

@@ -23,7 +23,7 @@ from building import build_native, command, link_with_driver  # noqa: E402 - the
 
 START = time.monotonic()
 BLOCK = 256  # threads
-_POLL_S = 0.002
+_POLL_S = 0.01  # seldom, so that few of the launches that are timed are read meanwhile
 
 
 def say(what: str) -> None:
@@ -136,7 +136,7 @@ def _read_rows(path: Path, found: Measured, keep: Callable, ended: threading.Eve
     with path.open() as lines:
         line, last = "", False
         while not last:
-            last = ended.wait(_POLL_S * 10)
+            last = ended.wait(_POLL_S)
             while part := lines.readline():
                 line += part
                 if line.endswith("\n"):
@@ -148,15 +148,16 @@ def _read_rows(path: Path, found: Measured, keep: Callable, ended: threading.Eve
 
 
 def _drain(running: object, names: Sequence[str], found: Measured, ended: threading.Event) -> None:
-    last = not names
+    last, pause = not names, 0.0
     while not last:
-        last = ended.wait(_POLL_S)
+        last, pause = ended.wait(pause), _POLL_S
         for name in names:
             for _, reader in running.maps[name].readers():
                 began, taken = time.monotonic(), 0
                 for batch in reader.batches():
                     taken += batch.count * batch.stride
                 if taken:
+                    pause = 0.0
                     found.read_bytes += taken
                     now = time.monotonic()
                     found.read_s += now - began
