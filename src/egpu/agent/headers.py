@@ -86,6 +86,9 @@ def layout_header() -> str:
         "ARENA_HEADER_SIZE",
         "HOST_CONTROL_SIZE",
         "RING_CONTROL_SIZE",
+        "RING_GROUP_HEADER",
+        "RING_PAD_COUNT",
+        "RING_DISCARD",
         "READER_STRIDE",
     ):
         lines.append(f"#define EGPU_{name} {getattr(layout, name)}u")

@@ -7,6 +7,7 @@ program, or counted as a hole; what did not fit was counted as dropped by the pr
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from egpu.maps.layout import (
     round_up,
 )
 from egpu.maps.memory import HostArena, RingControl, fence
+from egpu.maps.taking import Taker, native_reader
 
 _RUN_LIMIT = 1 << 19  # bytes taken at once, so that a producer gets its room back early
 _FIRST_LOOK = 32  # groups looked at before it is known that there are many
@@ -94,9 +96,10 @@ class RingReader:
         self._place = place
         self._spec = spec
         self._type = _record_type(spec, type_name)
-        self._position = [
-            int(arena.words[self._reader_word(slot)]) for slot in range(layout.sm_slots)
-        ]
+        slots = range(layout.sm_slots)
+        self._position = array("Q", (int(arena.words[self._reader_word(slot)]) for slot in slots))
+        library = native_reader()
+        self._taker = None if library is None else Taker(library, place, self._position)
         self._received = 0
         self._discarded = 0
         self._holes = 0
@@ -127,8 +130,7 @@ class RingReader:
 
     def batches(self) -> Iterator[Batch]:
         """The records that are there now, undecoded, many at once where they lie together."""
-        for slot in range(len(self._position)):
-            yield from self._drain_slot(slot)
+        yield from self._drain(0, len(self._position))
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.batches():
@@ -161,7 +163,7 @@ class RingReader:
         out: list[Batch] = []
         for slot, control in enumerate(controls):
             while True:
-                out.extend(self._drain_slot(slot))
+                out.extend(self._drain(slot, slot + 1))
                 if self._position[slot] >= control.head:
                     break
                 self._skip_torn(slot, control.head)
@@ -174,6 +176,22 @@ class RingReader:
 
     def _reader_word(self, slot: int) -> int:
         return (self._place.ring_readers + slot * READER_STRIDE) // 8
+
+    def _drain(self, slot: int, end: int) -> Iterator[Batch]:
+        """The records of rings ``slot`` to before ``end``."""
+        while slot < end:
+            if self._taker is None:
+                yield from self._drain_slot(slot)
+                slot += 1
+                continue
+            taken, payload = self._taker.take(self._arena.words, slot, end)
+            slot = taken.slot
+            self._received += taken.count
+            self._discarded += taken.discarded
+            if taken.count:
+                yield Batch(slot, taken.size, taken.count, payload)
+            elif slot < end:  # a group that is larger than what is taken at once
+                yield from self._drain_slot(slot)
 
     def _drain_slot(self, slot: int) -> Iterator[Batch]:
         while True:

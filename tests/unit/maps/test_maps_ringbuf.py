@@ -2,6 +2,7 @@
 
 import random
 import struct
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,23 @@ from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError
 from egpu.maps import layout as L
+from egpu.maps import ringbuf, taking
 from egpu.maps.memory import HostArena, RingControl
 from egpu.maps.ringbuf import RingReader
+
+NATIVE = taking.native_reader()
+
+
+@pytest.fixture(scope="module", autouse=True, params=["native", "python"])
+def reading(request):
+    """Both readers, of which one is C."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr(ringbuf, "native_reader", lambda: None)
+        elif NATIVE is None:
+            pytest.skip("the native parts are not built (make native)")
+        yield
+
 
 SPEC = MapSpec("events", MapType.RINGBUF, 0, 0, 4096)
 MULTI = MapSpec("events", MapType.RINGBUF, 0, 0, 3 * 4096)
@@ -176,11 +192,14 @@ def test_discarded_groups_are_counted_and_not_given():
         rig.final()
 
 
-def test_impossible_header_never_reads_outside_the_ring():
-    with Rig() as rig:
+@pytest.mark.parametrize(
+    ("start", "size", "count"), [(0, 1 << 30, 5), (0, 0xFFFFFFFF, 0xFFFFFFFE), (4032, 8, 10)]
+)
+def test_impossible_header_never_reads_outside_the_ring(start, size, count):
+    with Rig(start=start) as rig:
         producer = rig.producers[0]
         bad = producer.claim(8)
-        producer.header(bad, 1 << 30, 5)
+        producer.header(bad, size, count)
         producer.commit(bad)
         producer.send([word(5)])
         assert list(rig.reader) == []
@@ -213,6 +232,55 @@ def test_a_reader_continues_where_the_last_one_stopped():
         rig.producers[0].send([word(2)])
         other = RingReader(rig.arena, rig.layout, rig.place, SPEC)
         assert list(other) == [word(2)]
+
+
+def test_groups_of_one_size_and_others_come_in_order():
+    with Rig() as rig:
+        producer = rig.producers[0]
+        sent = []
+        for number, (size, count) in enumerate([(8, 1), (8, 3), (8, 2), (20, 2), (8, 1), (16, 5)]):
+            records = [bytes([10 * number + n]) * size for n in range(count)]
+            producer.send(records, flags=L.RING_DISCARD if number == 2 else 0)
+            sent += records if number != 2 else []
+        batches = list(rig.reader.batches())
+        assert [r for batch in batches for r in batch.records()] == sent
+        assert all(len(batch.payload) == batch.count * batch.stride for batch in batches)
+        assert not rig.arena.words[rig.place.ring_data // 8 :][: rig.place.ring_size // 8].any()
+        assert rig.final() == []
+
+
+def test_a_group_larger_than_what_is_taken_at_once():
+    spec = MapSpec("events", MapType.RINGBUF, 0, 0, 8 << 20)
+    with Rig(spec) as rig:
+        size = taking._AT_ONCE // 8
+        for number in range(3):
+            rig.producers[0].send([word(number)])
+            rig.producers[0].send([bytes([number]) * size] * 32)
+        got = list(rig.reader)
+        assert got == [r for n in range(3) for r in [word(n), *[bytes([n]) * size] * 32]]
+        assert rig.final() == []
+
+
+def test_a_producer_and_the_reader_at_the_same_time():
+    with Rig() as rig:
+        producer, total = rig.producers[0], 4000
+
+        def produce():
+            number = 0
+            while number < total:
+                producer.learn_tail()
+                records = [word(n) for n in range(number, min(total, number + 1 + number % 5))]
+                dropped = producer.dropped
+                if producer.send(records):
+                    number += len(records)
+                producer.dropped = dropped  # it tries again
+
+        thread = threading.Thread(target=produce)
+        thread.start()
+        got = list(rig.reader.follow(thread.is_alive, interval_s=0))
+        thread.join()
+        got += rig.final()
+        assert got == [word(n) for n in range(total)]
 
 
 def test_follow_ends_after_the_last_record():

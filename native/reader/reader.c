@@ -1,0 +1,126 @@
+/* Takes records out of a map's rings: what egpu.maps.ringbuf does in Python, by the protocol of
+ * egpu.maps.layout, for one reader at a time. */
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "layout.h"
+
+/* A map's rings, one for each slot, the reader's position in each, and where records go. */
+struct egpu_rings {
+    unsigned char *data, *readers;
+    uint64_t *positions;
+    unsigned char *out;
+    uint64_t ring_size, out_size;
+};
+
+/* Records of one size that were next to each other. */
+struct egpu_taken {
+    uint64_t slot, size, count, bytes, discarded;
+};
+
+/* What stands at a position. */
+struct group {
+    uint64_t *words;
+    uint64_t size, count, step; /* of one record; records; bytes of the group, 0: there is none yet */
+    bool given;                 /* neither filler nor discarded */
+};
+
+enum { WORD = 8, WORDS_BY_HAND = 16 };
+
+static struct group look(unsigned char *ring, uint64_t ring_size, uint64_t position)
+{
+    uint64_t at = position & (ring_size - 1), room = ring_size - at;
+    uint64_t *words = (uint64_t *)(void *)(ring + at);
+    uint64_t commit = atomic_load_explicit((_Atomic uint64_t *)(void *)(words + 1),
+                                           memory_order_acquire);
+    struct group group = {.words = words};
+    if ((commit & ~EGPU_RING_DISCARD) != position + 1)
+        return group;
+    group.size = words[0] & UINT32_MAX;
+    group.count = words[0] >> 32;
+    if (group.count == EGPU_RING_PAD_COUNT) {
+        group.step = room;
+        return group;
+    }
+    uint64_t records = group.count * ((group.size + 7) & ~7ull); /* with its header below 2^64 */
+    uint64_t step = (EGPU_RING_GROUP_HEADER + records + 15) & ~15ull;
+    if (group.size != 0 && group.count != 0 && step <= room)
+        group.step = step;
+    group.given = !(commit & EGPU_RING_DISCARD);
+    return group;
+}
+
+/* Copies and clears.  What is short is done by words: it has no time for a call. */
+static void move(unsigned char *to, uint64_t *from, uint64_t bytes)
+{
+    if (bytes > WORDS_BY_HAND * WORD) {
+        memcpy(to, from, bytes);
+        memset(from, 0, bytes);
+        return;
+    }
+    for (uint64_t i = 0; i < bytes / WORD; i++) {
+        memcpy(to + i * WORD, from + i, WORD);
+        from[i] = 0;
+    }
+}
+
+/* Whether a group that is there can be put beside what was taken. */
+static bool fits(const struct egpu_rings *rings, const struct egpu_taken *taken,
+                 const struct group *group)
+{
+    uint64_t bytes = group->step - EGPU_RING_GROUP_HEADER;
+    return (taken->count == 0 || taken->size == group->size) &&
+           taken->bytes + bytes <= rings->out_size;
+}
+
+/* Puts what `group` holds beside what was taken, and clears its room, but for what rounds it up: nobody
+ * writes there. */
+static void take(const struct egpu_rings *rings, struct egpu_taken *taken, const struct group *group)
+{
+    uint64_t bytes = group->count * ((group->size + 7) & ~7ull);
+
+    move(rings->out + taken->bytes, group->words + EGPU_RING_GROUP_HEADER / WORD, bytes);
+    group->words[0] = group->words[1] = 0;
+    taken->size = group->size;
+    taken->count += group->count;
+    taken->bytes += bytes;
+}
+
+/* Whether something is there that cannot be put beside what was taken. */
+static bool take_slot(const struct egpu_rings *rings, struct egpu_taken *taken)
+{
+    unsigned char *ring = rings->data + taken->slot * rings->ring_size;
+    uint64_t start = rings->positions[taken->slot], position = start;
+    struct group group;
+
+    while ((group = look(ring, rings->ring_size, position)).step != 0) {
+        if (group.given && !fits(rings, taken, &group))
+            break;
+        if (group.given) {
+            take(rings, taken, &group);
+        } else {
+            taken->discarded += group.count == EGPU_RING_PAD_COUNT ? 0 : group.count;
+            memset(group.words, 0, group.step);
+        }
+        position += group.step;
+    }
+    if (position != start) { /* cleared room is free from here on */
+        rings->positions[taken->slot] = position;
+        unsigned char *reader = rings->readers + taken->slot * EGPU_READER_STRIDE;
+        atomic_store_explicit((_Atomic uint64_t *)(void *)reader, position, memory_order_release);
+    }
+    return group.step != 0;
+}
+
+/* Takes records of the first slot from taken->slot to before `end` that has some; taken->slot is
+ * `end` if none has.  taken->count is 0 before that if a group is larger than `out`. */
+__attribute__((visibility("default"))) void egpu_rings_take(const struct egpu_rings *rings,
+                                                            uint64_t end, struct egpu_taken *taken)
+{
+    for (; taken->slot < end; taken->slot++) {
+        bool more = take_slot(rings, taken);
+        if (more || taken->count != 0)
+            return;
+    }
+}
