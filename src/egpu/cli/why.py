@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -75,20 +76,30 @@ def _registers(row: Trial) -> str:
 
 def _reasons(rows: Sequence[Trial], names: Sequence[str]) -> list[Part]:
     """A sentence for each reason, with the kernels that it is for."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[tuple[str, Trial]]] = {}
     for row, name in zip(rows, names, strict=True):
         if row.reason:
-            found.setdefault(row.reason.replace(row.kernel, "this kernel"), []).append(name)
+            found.setdefault(_without_name(row), []).append((name, row))
     parts: list[Part] = []
     for reason, kernels in found.items():
         more = f" and {len(kernels) - _NAMED:,} more" if len(kernels) > _NAMED else ""
-        text = f"Not: {', '.join(kernels[:_NAMED])}{more}: {reason}"
+        name, row = kernels[0]
+        # A kernel may be called "a" or "code": where it is the only one, nothing is put for a name
+        # that is shown as it is.
+        said = row.reason if len(kernels) == 1 and name == row.kernel else reason
+        text = f"Not: {', '.join(name for name, _ in kernels[:_NAMED])}{more}: {said}"
         parts.append(Paragraph(text, Weight.WARNING))
     for row, name in zip(rows, names, strict=True):
         if row.uncovered:
             text = f"{name}: threads that end by {', '.join(row.uncovered)} are not seen to leave"
             parts.append(Paragraph(text, Weight.WARNING))
     return parts
+
+
+def _without_name(row: Trial) -> str:
+    """The reason, alike for all kernels that have it."""
+    name = rf"(?<![\w$.]){re.escape(row.kernel)}(?![\w$])"
+    return re.sub(name, "this kernel", row.reason)
 
 
 def _data(row: Trial) -> dict[str, object]:

@@ -133,7 +133,7 @@ def choose_ptx(image: Image, arch: int, suffix: str = "a", *, kernel: str = "") 
         )
     raise UnsupportedError(
         f"PTX splicing of an image with only machine code (it holds {listed})",
-        needs="PTX in the image (-gencode arch=...,code=compute_...), or --machine-code",
+        needs="PTX in the image (-gencode arch=...,code=compute_...)",
     )
 
 

@@ -13,12 +13,19 @@ from egpu.bpf.program import AttachKind
 from egpu.codegen import DeviceCode, Launch, Together
 from egpu.errors import EgpuError, InternalError, UnsupportedError
 from egpu.image import Image, fitting_cubins
+from egpu.image.ptx.syntax import Module
 from egpu.maps.layout import ArenaLayout
 from egpu.session.assemble import Assembler
 from egpu.session.attached import Attachment, ProbeSet
 from egpu.session.cache import BuiltTwin, Origin, TwinCache, Way
 from egpu.session.images import OpenedImages
-from egpu.splice import SPLICED_ARCHS, kernel_alone, splice_ptx, splice_sass
+from egpu.splice import (
+    SPLICED_ARCHS,
+    kernel_alone,
+    splice_ptx,
+    splice_sass,
+    unknown_machine_code,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +178,11 @@ class TwinBuilder:
     ) -> BuiltTwin:
         def in_text() -> BuiltTwin:
             codes = [self._probes.compiled(item, launch) for item in attachments]
-            return self._splice_text(image, seen, codes, layout)
+            try:
+                module = self._opened.ptx(image, seen)
+            except UnsupportedError as error:
+                raise self._without_text(image, seen, attachments, error) from error
+            return self._splice_text(module, seen, codes, layout)
 
         if self._way(image, seen, attachments) is Way.PTX:
             return in_text()
@@ -191,17 +202,33 @@ class TwinBuilder:
     def _way(self, image: Image, seen: KernelSeen, attachments: tuple[Attachment, ...]) -> Way:
         """Machine code where the device runs a cubin whose encoding is known, and no probe is
         inside the kernel."""
-        inside = any(item.point.kind is AttachKind.INSTRUCTION for item in attachments)
-        if not self._machine_code or self._assembler is None or inside:
+        if not self._machine_code or self._assembler is None or _inside(attachments):
             return Way.PTX
         cubins = fitting_cubins(image, seen.device.arch)
         known = bool(cubins) and cubins[0].arch in SPLICED_ARCHS
         return Way.MACHINE_CODE if known else Way.PTX
 
+    def _without_text(
+        self,
+        image: Image,
+        seen: KernelSeen,
+        attachments: tuple[Attachment, ...],
+        error: UnsupportedError,
+    ) -> UnsupportedError:
+        """Why a kernel without PTX has no twin: ``error`` names what PTX there is; what stands in
+        the way of machine code is said where that was asked for."""
+        cubins = fitting_cubins(image, seen.device.arch)
+        if self._assembler is None or not cubins or _inside(attachments):
+            return error
+        if cubins[0].arch not in SPLICED_ARCHS:
+            return unknown_machine_code(cubins[0].arch)
+        if not self._machine_code:
+            return UnsupportedError(error.feature, needs=f"{error.needs}, or --machine-code")
+        return error
+
     def _splice_text(
-        self, image: Image, seen: KernelSeen, codes: list[DeviceCode], layout: ArenaLayout
+        self, module: Module, seen: KernelSeen, codes: list[DeviceCode], layout: ArenaLayout
     ) -> BuiltTwin:
-        module = self._opened.ptx(image, seen)
         spliced = splice_ptx(module, seen.kernel, codes, layout)
         if self._assembler is None:
             code = spliced.text.encode("utf-8", "surrogateescape") + b"\0"
@@ -247,6 +274,11 @@ class TwinBuilder:
             way=Way.MACHINE_CODE,
         )
         return built, spliced.costs_blocks
+
+
+def _inside(attachments: tuple[Attachment, ...]) -> bool:
+    """Whether a probe is inside the kernel, where only PTX is known."""
+    return any(item.point.kind is AttachKind.INSTRUCTION for item in attachments)
 
 
 def _lanes(attachment: Attachment) -> Together:

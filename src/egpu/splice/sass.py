@@ -43,6 +43,8 @@ from egpu.splice.sass_rules import (
 from egpu.splice.sass_splice import Care, Splice
 from egpu.splice.sass_uniform import NOTHING
 
+_TWICE = 100  # from this architecture on cubins describe their code twice
+
 
 @dataclass(frozen=True, slots=True)
 class InstrumentedCubin:
@@ -90,7 +92,7 @@ def splice_sass(
     contents = cubin if isinstance(cubin, Contents) else contents_of(open_cubin(cubin))
     arch = contents.parts.cubin.arch
     if arch not in ARCHS:
-        raise UnsupportedError(f"machine code for sm_{arch}", needs="sm_80, sm_86, sm_89 or sm_90")
+        raise unknown_machine_code(arch)
     _check_probes(probes)
     parts = alone(contents, kernel)
     target = open_kernel(parts, kernel)
@@ -127,6 +129,13 @@ def splice_sass(
         registers=work.registers,
         was_registers=target.registers,
     )
+
+
+def unknown_machine_code(arch: int) -> UnsupportedError:
+    """What is said of machine code whose encoding is not in the tables."""
+    known = ", ".join(f"sm_{each}" for each in ARCHS[:-1]) + f" or sm_{ARCHS[-1]}"
+    why = ", which describes its code twice (.nv.capmerc)" if arch >= _TWICE else ""
+    return UnsupportedError(f"machine code for sm_{arch}{why}", needs=f"PTX, or {known}")
 
 
 def _check_probes(probes: Sequence[DeviceCode]) -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from egpu.cli import main
-from egpu.session.assemble import find_ptxas
+from egpu.cli.why import _reasons
+from egpu.session.assemble import Assembler, find_ptxas
+from egpu.session.cache import Way
+from egpu.session.trial import Trial
 
 IMAGES = Path(__file__).parents[1] / "images"
 needs_ptxas = pytest.mark.skipif(find_ptxas() is None, reason="no ptxas on this machine")
@@ -51,7 +54,59 @@ def test_machine_code(capsys, name):
 def test_an_architecture_that_is_not_understood_says_so(capsys):
     for row in rows(capsys, IMAGES / "sm_120.cubin", "--why", "kernellat"):
         assert row["why"]["way"] == "no"
-        assert "sm_120" in row["why"]["reason"]
+        assert "sm_120, which describes its code twice (.nv.capmerc)" in row["why"]["reason"]
+
+
+LETTERS = """
+.version 7.5
+.target sm_75
+.address_size 64
+.visible .entry a() { ret; }
+.visible .entry c() { ret; }
+.visible .entry d() { ret; }
+.visible .entry another() { ret; }
+"""
+
+
+def cubin(tmp_path, arch):
+    path = tmp_path / f"sm_{arch}.cubin"
+    path.write_bytes(Assembler(find_ptxas()).machine_code(LETTERS, f"sm_{arch}"))
+    return path
+
+
+@needs_ptxas
+@pytest.mark.parametrize(
+    ("arch", "said"),
+    [(75, "sm_75; needs"), (100, "sm_100, which describes its code twice (.nv.capmerc); needs")],
+)
+def test_the_reason_is_the_machine_code_and_not_an_option_that_is_on(capsys, tmp_path, arch, said):
+    found = rows(capsys, cubin(tmp_path, arch), "--why")
+    assert len(found) == 4
+    for row in found:
+        expected = f"not supported: machine code for {said} PTX, or sm_80, sm_86, sm_89 or sm_90"
+        assert row["why"]["reason"] == expected
+
+
+def trial(kernel, reason):
+    return Trial(kernel, Way.NONE, f"not supported: {reason}")
+
+
+def test_names_of_kernels_are_replaced_where_they_stand_as_names():
+    """Kernels may have names of one letter, or a word's."""
+    trials = [trial(name, f"{name}, whose code has a decoder of sm_{name}.c") for name in "cd"]
+    trials.append(trial("a", "an exit probe in a, with a call of a"))
+    trials.append(trial("_Z1fv", "an exit probe in _Z1fv, which has no EXIT"))
+    trials.append(trial("_Z1gv", "an exit probe in _Z1gv, which has no EXIT"))
+    said = [part.text for part in _reasons(trials, ["c", "d", "a", "f", "g"])]
+    assert said == [
+        "Not: c: not supported: c, whose code has a decoder of sm_c.c",
+        "Not: d: not supported: d, whose code has a decoder of sm_d.c",
+        "Not: a: not supported: an exit probe in a, with a call of a",
+        "Not: f, g: not supported: an exit probe in this kernel, which has no EXIT",
+    ]
+    alike = [trial(name, f"{name}, whose code is described twice") for name in "cd"]
+    (paragraph,) = _reasons(alike, ["c", "d"])
+    assert paragraph.text == "Not: c, d: not supported: this kernel, whose code is described twice"
 
 
 @needs_ptxas
