@@ -36,10 +36,15 @@ def show_path() -> None:
 @json_option
 def show_list(*, as_json: bool) -> None:
     """Show what is kept, most recently used first."""
-    from egpu.session.cache import cache_limit, default_directory  # noqa: PLC0415
+    from egpu.session.cache import (  # noqa: PLC0415
+        cache_limit,
+        check_directory,
+        default_directory,
+    )
     from egpu.session.cache_listing import list_entries  # noqa: PLC0415
 
     folder, limit = default_directory(), cache_limit()
+    check_directory(folder)
     entries = list_entries(folder)
     total = sum(entry.size for entry in entries)
     lead = f"{folder}: {len(entries):,} twins, {byte_text(total)} of at most {byte_text(limit)}"
@@ -70,10 +75,15 @@ def clear_cache(*, keep: str, as_json: bool) -> int:
 
     The exit code is 1 if something could not be removed.
     """
-    from egpu.session.cache import byte_size, default_directory  # noqa: PLC0415
+    from egpu.session.cache import (  # noqa: PLC0415
+        byte_size,
+        check_directory,
+        default_directory,
+    )
     from egpu.session.cache_listing import clear  # noqa: PLC0415
 
     folder = default_directory()
+    check_directory(folder)
     cleared = clear(folder, keep=byte_size(keep, "--keep"))
     text = f"{folder}: {cleared.entries:,} twins removed, {byte_text(cleared.bytes)}"
     parts: list[Part] = [Paragraph(text)]

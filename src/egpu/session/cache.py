@@ -1,9 +1,9 @@
 """Built twins on disk.
 
 A twin is address-free, so any process can use it.  The key is the SHA-256 of everything that
-decides what is built: image, kernel, programs, arch, layout, assembler, and egpu's own code.  Files
-are written under a temporary name and renamed, so concurrent sessions never see half a file.  A
-file's time is that of its last use: the least recently used go first.
+decides what is built: image, kernel, programs, arch, layout, assembler, LLVM, and egpu's own code.
+Files are written under a temporary name and renamed, so concurrent sessions never see half a file.
+A file's time is that of its last use: the least recently used go first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from egpu.errors import InputError
 from egpu.version import VERSION
 
 CACHE_FORMAT = b"egpu twin 4\n"
-_BUILDERS = ("bpf", "verifier", "codegen", "image", "splice", "maps")  # packages that decide
+# Packages that decide what is built; session, too: what goes which way, and how ptxas is called.
+_BUILDERS = ("bpf", "verifier", "codegen", "image", "splice", "maps", "session")
 DEFAULT_LIMIT = 256 << 20  # bytes
 SUFFIX = ".twin"
 _SIZE = re.compile(r"([0-9]{1,12})([KMG]?)", re.IGNORECASE)
@@ -42,6 +43,13 @@ def default_directory() -> Path:
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "egpu" / "twins"
+
+
+def check_directory(folder: Path) -> None:
+    """InputError when something else than a folder is there; one that is not made yet is fine."""
+    for each in (folder, *folder.parents):
+        if os.path.lexists(each) and not each.is_dir():
+            raise InputError("is no folder", where=str(each), hint="EGPU_CACHE_DIR names another")
 
 
 def cache_limit() -> int:
@@ -125,14 +133,20 @@ class BuiltTwin:
 
 @functools.cache
 def build_identity() -> str:
-    """Changes with every module that takes part in building twins (sizes and times of files)."""
-    root = Path(__file__).resolve().parents[1]
+    """Changes with every module that takes part in building twins, and with LLVM's compiler."""
+    import llvmlite  # noqa: PLC0415 - its version alone: LLVM is not loaded
+
+    return identity_of(Path(__file__).resolve().parents[1], VERSION, llvmlite.__version__)
+
+
+def identity_of(package: Path, *versions: str) -> str:
+    """The same of an egpu that lies in ``package`` (sizes and times of files)."""
     rows = []
-    for package in _BUILDERS:
-        for path in sorted((root / package).rglob("*.py")):
+    for name in _BUILDERS:
+        for path in sorted((package / name).rglob("*.py")):
             status = path.stat()
-            rows.append(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}")
-    return hashlib.sha256("\n".join([VERSION, *rows]).encode()).hexdigest()
+            rows.append(f"{path.relative_to(package)} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join([*versions, *rows]).encode()).hexdigest()
 
 
 class TwinCache:

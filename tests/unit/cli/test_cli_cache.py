@@ -79,6 +79,19 @@ def test_wrong_usage(folder, capsys, arguments):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("arguments", [["list"], ["list", "--json"], ["clear"]])
+def test_what_is_no_folder_is_no_empty_cache(folder, capsys, monkeypatch, arguments):
+    folder.write_text("mine")
+    assert main(["cache", *arguments]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"egpu: {folder}: is no folder; EGPU_CACHE_DIR names another\n"
+    monkeypatch.setenv("EGPU_CACHE_DIR", str(folder / "twins"))
+    assert main(["cache", *arguments]) == 1
+    assert capsys.readouterr().err == said.err
+    assert folder.read_text() == "mine"
+
+
 def test_a_wrong_limit_is_named(folder, capsys, monkeypatch):
     monkeypatch.setenv("EGPU_CACHE_LIMIT", "lots")
     assert main(["cache", "list"]) == 2

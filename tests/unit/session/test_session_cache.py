@@ -4,13 +4,25 @@ import hashlib
 import multiprocessing
 import os
 import time
+from pathlib import Path
 
+import llvmlite
 import pytest
 
 from egpu.errors import InputError
 from egpu.session import assemble
-from egpu.session.cache import CACHE_FORMAT, BuiltTwin, Origin, TwinCache, byte_size, cache_limit
+from egpu.session.cache import (
+    CACHE_FORMAT,
+    BuiltTwin,
+    Origin,
+    TwinCache,
+    build_identity,
+    byte_size,
+    cache_limit,
+    identity_of,
+)
 from egpu.session.cache_listing import clear, list_entries
+from egpu.version import VERSION
 
 TWIN = BuiltTwin(b"\x7fELF code", 24, 3, ("a", "b"), "table", ((64, 0), (72, 8)), 1, 2, ("trap",))
 KEY = TwinCache.key("image", "kernel")
@@ -203,6 +215,29 @@ def test_clearing_leaves_what_is_not_ours(tmp_path):
     assert (cleared.entries, cleared.bytes, cleared.failed) == (2, 2 * SIZE, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     assert clear(tmp_path / "not made yet").entries == 0
+
+
+@pytest.mark.parametrize("module", ["session/assemble.py", "session/twins.py", "splice/sass.py"])
+def test_a_change_of_what_builds_twins_is_another_key(tmp_path, module):
+    (tmp_path / module).parent.mkdir()
+    (tmp_path / module).write_text("a = 1")
+    first = identity_of(tmp_path, "1.0", "0.45")
+    assert first == identity_of(tmp_path, "1.0", "0.45") != identity_of(tmp_path, "1.0", "0.46")
+    (tmp_path / module).write_text("a = 10")
+    assert identity_of(tmp_path, "1.0", "0.45") != first
+
+
+def test_another_compiler_is_another_key(monkeypatch):
+    build_identity.cache_clear()
+    before = TwinCache.key("image", "kernel")
+    build_identity.cache_clear()
+    monkeypatch.setattr("llvmlite.__version__", "0.0")
+    after = TwinCache.key("image", "kernel")
+    build_identity.cache_clear()
+    assert before != after
+    monkeypatch.undo()
+    installed = Path(assemble.__file__).parents[1]
+    assert build_identity() == identity_of(installed, VERSION, llvmlite.__version__)
 
 
 def _hammer(folder, seed, results):
