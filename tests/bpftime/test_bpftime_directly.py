@@ -1,5 +1,6 @@
 """Example 15: programs that are kernels themselves, run on the simulated device."""
 
+import ctypes
 import json
 
 import pytest
@@ -9,6 +10,17 @@ OBJECT = HERE / "programs" / "directly_run.bpf.o"
 N, SIDE = 1024, 32
 GEMM_A, GEMM_B, GEMM_C = 65536, 655, 1373634560
 DIMS = SIDE | SIDE << 32 | SIDE << 64  # three u32
+
+
+def has_driver():
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+DRIVER = has_driver()
 
 
 def numbers(rows):
@@ -28,6 +40,15 @@ def test_a_program_runs_once_in_each_thread():
     assert prints == ["directly run on GPU"] * (2 * 3 * 5)
     assert [row["launches_probed"] for row in report["kernels"]] == [2]
     assert report_of("cuda__run")[1] == ["directly run on GPU"]
+
+
+@pytest.mark.skipif(DRIVER, reason="there is a CUDA driver on this machine")
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_without_a_driver_there_is_one_line_and_no_report(more):
+    done = egpu("run-on-gpu", OBJECT, "cuda__run", *more)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("egpu: no CUDA driver (libcuda.so.1")
+    assert done.stderr.count("\n") == 1
 
 
 def test_vectors():

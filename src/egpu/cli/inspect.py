@@ -98,6 +98,9 @@ def inspect_file(path: Path, trier: Trier | None = None, *, verbose: bool = Fals
     ]
     shown = _Shown(trier, verbose)
     members = [shown.member(member, parts) for member in image.members]
+    empty = sum(not each["kernels"] and each["error"] is None for each in members)
+    if empty:
+        parts.append(Paragraph(f"Without kernels, and not shown: {empty:,} members"))
     data_out = {"file": str(path), "kind": image.kind.value, "digest": image.digest}
     return Report("inspect/1", tuple(parts), data_out | {"members": members})
 
@@ -167,8 +170,9 @@ class _Shown:
         names = self.names(rows)
         for row, name in zip(rows, names, strict=True):
             row["short_name"] = name
-        parts.append(_table(title, rows, names))
-        if self.trier is not None:
+        if rows:
+            parts.append(_table(title, rows, names))
+        if self.trier is not None and rows:
             trials = self.trier.tried(member, kernels, names, parts)
             for row, trial in zip(rows, trials, strict=True):
                 row["why"] = trial

@@ -119,4 +119,6 @@ def _run_object(
     with session.run(carrier(shape), programs=made, options=options) as running:
         shown = ObjectOutput(running, stream, as_json=as_json)
         status = follow(running, shown.collect, interval_s=0.02)
+        if status and not running.kernels():  # it has said why, and nothing was counted
+            return status
         return finish(status, lambda: write_object(shown.report(), stream, as_json=as_json), stream)

@@ -121,3 +121,17 @@ def test_this_python_has_no_gpu_code(capsys):
     code, err = inspect(capsys, sys.executable)
     assert code == 1
     assert "without GPU code" in err
+
+
+def test_members_without_kernels_have_no_table(capsys, tmp_path):
+    """As nvcc programs have them, of files with host code alone."""
+    path = tmp_path / "app"
+    nothing = ".version 7.0\n.target sm_75\n.address_size 64\n"
+    path.write_bytes(host_program(fatbin(nothing) + fatbin(PTX) + fatbin(nothing)))
+    assert main(["inspect", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("KERNEL") == 1
+    assert "Without kernels, and not shown: 2 members" in text
+    code, document = inspect(capsys, path)
+    assert code == 0
+    assert [len(member["kernels"]) for member in document["members"]] == [0, 1, 0]
