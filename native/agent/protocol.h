@@ -312,6 +312,8 @@ struct egpu_stats_header {
     uint64_t wait_ns;
     uint64_t timed;
     uint64_t timed_ns;
+    uint64_t asks;
+    uint64_t ask_ns;
 };
 
 struct egpu_stats_slot {

@@ -207,8 +207,9 @@ struct twin *egpu_twin(struct entry *entry, struct variant *v, uint32_t *reason)
         pthread_mutex_lock(&egpu.resolve_lock);
         twin = resolve(v, reason);
         pthread_mutex_unlock(&egpu.resolve_lock);
-        egpu_add(&egpu.stats->waits, 1);
-        egpu_add(&egpu.stats->wait_ns, egpu_now() - since);
+        bool unmatched = twin == NULL && *reason == EGPU_REASON_UNMATCHED;
+        egpu_add(unmatched ? &egpu.stats->asks : &egpu.stats->waits, 1);
+        egpu_add(unmatched ? &egpu.stats->ask_ns : &egpu.stats->wait_ns, egpu_now() - since);
     } else {
         *reason = EGPU_REASON_DETACHED;
     }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -80,6 +81,37 @@ def test_a_share_of_the_blocks():
     measured = sum(row["block"]["count"] for row in report["kernels"])
     assert 0 < measured < sum(row["blocks"] for row in totals["kernels"].values())
     assert all(row["launch"] is None for row in report["kernels"])
+
+
+# What differs from machine to machine, and with every change of a probe on the simulated clock.
+TIMES = re.compile(r" *[\d.,]+ (?:ns|us|ms|%)")
+
+
+def test_the_readme_shows_what_the_demo_prints():
+    """All but times, and the lines that it leaves out; prose may be broken elsewhere."""
+    shown = (ROOT / "README.md").read_text().partition("prints (shortened):\n\n```\n")[2]
+    shown = shown.partition("```")[0]
+    assert "BPF instructions to a thread" in shown
+    done = egpu("demo", "--sim")
+    printed = [TIMES.sub(" T", line) for line in done.stdout.splitlines()]
+    prose = " ".join(" ".join(printed).split())
+    for paragraph in re.split(r"\n(?! )", TIMES.sub(" T", shown)):
+        line = " ".join(paragraph.split())
+        if line != "...":
+            assert paragraph in printed or line in prose, line
+
+
+def test_launches_of_kernels_without_probes_wait_for_no_twins():
+    done = egpu("run", "kernelcount", "--sim", "--kernels", "nosuch*", "--", *workload())
+    text = " ".join(done.stdout.split())
+    assert "5 launches waited" in text
+    assert "to learn that no probe is for them" in text
+    assert "for twins" not in text
+    arguments = ("--kernels", "vecadd", "--json", "--", *workload(launches=30, size=64))
+    cost = totals_and_report(egpu("run", "kernelcount", "--sim", *arguments).stdout)[1]["cost"]
+    assert (cost["waits"], cost["asks"], cost["twins"]) == (1, 4, 1)
+    assert 0 < cost["ask_ms"] < cost["run_ms"]
+    assert cost["host_share"] > (cost["wait_ms"] + cost["ask_ms"]) / cost["run_ms"] * 0.99
 
 
 def test_the_cost_is_measured():

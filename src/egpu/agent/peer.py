@@ -261,6 +261,8 @@ class Peer:
                 wait_ns=header["wait_ns"],
                 timed=header["timed"],
                 timed_ns=header["timed_ns"],
+                asks=header["asks"],
+                ask_ns=header["ask_ns"],
             ),
             kernels=tuple(row for row in rows if row is not None),
         )

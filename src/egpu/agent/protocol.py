@@ -207,8 +207,9 @@ STATS_HEADER: Final = (
     ("magic", "u64"), ("version", "u32"), ("slots", "u32"), ("used", "u64"),
     ("graph_launches", "u64"), ("graph_nodes", "u64"), ("images", "u64"), ("twins", "u64"),
     ("not_asked", "u64"),
-    ("waits", "u64"), ("wait_ns", "u64"),          # launches that waited for an answer or a twin
+    ("waits", "u64"), ("wait_ns", "u64"),          # launches that waited for a twin
     ("timed", "u64"), ("timed_ns", "u64"),         # probed launches timed, the agent's part of them
+    ("asks", "u64"), ("ask_ns", "u64"),            # that waited to learn that nothing asks for them
 )
 STATS_HEADER_SIZE: Final = 4096
 STATS_SLOT: Final = (  # 0 collects what has no slot of its own

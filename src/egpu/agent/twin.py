@@ -169,14 +169,17 @@ class SlotStats:
 class LaunchCost:
     """What launches cost in one process or several; times in nanoseconds.
 
-    ``waits`` launches waited ``wait_ns`` in all for an answer or a twin.  Of the other probed
-    launches one in 64 is timed: ``timed_ns`` is the agent's own part of ``timed`` launches.
+    ``waits`` launches waited ``wait_ns`` in all for a twin, ``asks`` others waited ``ask_ns`` for
+    the answer that nothing asks for their kernel.  Of the other probed launches one in 64 is timed:
+    ``timed_ns`` is the agent's own part of ``timed`` launches.
     """
 
     waits: int = 0
     wait_ns: int = 0
     timed: int = 0
     timed_ns: int = 0
+    asks: int = 0
+    ask_ns: int = 0
 
     def __add__(self, other: LaunchCost) -> LaunchCost:
         return LaunchCost(
@@ -184,6 +187,8 @@ class LaunchCost:
             self.wait_ns + other.wait_ns,
             self.timed + other.timed,
             self.timed_ns + other.timed_ns,
+            self.asks + other.asks,
+            self.ask_ns + other.ask_ns,
         )
 
 

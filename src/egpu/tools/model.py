@@ -50,12 +50,13 @@ class RunCost:
     """What egpu itself cost this run.
 
     ``twin_ms``: building twins, in milliseconds, over ``twins``; ``cached`` of them came from the
-    cache, and ``images`` of the workload's were read for all of them.  ``waits`` launches waited
-    ``wait_ms`` in all for a twin or for the answer that there is none.  ``launch_ns``: the agent's
-    own time per probed launch in nanoseconds, the mean of one launch in 64 (``timed`` in all), None
-    if none was timed.  ``instructions``: most BPF instructions that all probes together add to one
-    thread, ``site_instructions``: at one site.  ``run_ms``: how long the workload ran.
-    ``runs_cut_short``: runs of programs that used up the turns that their loops may take.
+    cache, and ``images`` of the workload's were read for all of them. ``waits`` launches waited
+    ``wait_ms`` in all for a twin, ``asks`` others ``ask_ms`` for the answer that nothing asks for
+    their kernel. ``launch_ns``: the agent's own time per probed launch in nanoseconds, the mean of
+    one launch in 64 (``timed`` in all), None if none was timed. ``instructions``: most BPF
+    instructions that all probes together add to one thread, ``site_instructions``: at one site.
+    ``run_ms``: how long the workload ran. ``runs_cut_short``: runs of programs that used up the
+    turns that their loops may take.
     """
 
     twins: int = 0
@@ -64,6 +65,8 @@ class RunCost:
     twin_ms: float = 0.0
     waits: int = 0
     wait_ms: float = 0.0
+    asks: int = 0
+    ask_ms: float = 0.0
     launch_ns: float | None = None
     timed: int = 0
     instructions: int = 0
@@ -78,7 +81,8 @@ class RunCost:
         if they came one after the other; None if that was not measured."""
         if not self.run_ms or (self.launch_ns is None and probed > self.waits):
             return None
-        return (self.wait_ms + (self.launch_ns or 0.0) * probed / 1e6) / self.run_ms
+        waited = self.wait_ms + self.ask_ms
+        return (waited + (self.launch_ns or 0.0) * probed / 1e6) / self.run_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ def run_of(session: Session) -> Run:
             twin_ms=cost.build_ms,
             waits=launches.waits,
             wait_ms=launches.wait_ns / 1e6,
+            asks=launches.asks,
+            ask_ms=launches.ask_ns / 1e6,
             launch_ns=launches.timed_ns / launches.timed if launches.timed else None,
             timed=launches.timed,
             instructions=cost.instructions,

@@ -70,6 +70,9 @@ def _slowdown(spent: RunCost, probed: int) -> str:
     parts = []
     if spent.waits:
         parts.append(f"{spent.waits:,} launches waited {duration(spent.wait_ms * 1e6)} for twins")
+    if spent.asks:
+        waited = duration(spent.ask_ms * 1e6)
+        parts.append(f"{spent.asks:,} launches waited {waited} to learn that no probe is for them")
     if spent.launch_ns is not None:
         parts.append(f"{spent.launch_ns:.0f} ns per probed launch")
     part = spent.host_share(probed)
@@ -112,6 +115,8 @@ def common_data(run: Run) -> dict[str, object]:
             "twin_ms": round(spent.twin_ms, 3),
             "waits": spent.waits,
             "wait_ms": round(spent.wait_ms, 3),
+            "asks": spent.asks,
+            "ask_ms": round(spent.ask_ms, 3),
             "launch_ns": None if spent.launch_ns is None else round(spent.launch_ns, 1),
             "launches_timed": spent.timed,
             "run_ms": round(spent.run_ms, 3),

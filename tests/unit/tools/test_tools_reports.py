@@ -97,6 +97,10 @@ def test_every_report_ends_with_its_own_cost():
     [
         (RunCost(), "Slowdown on the host: not measured."),
         (RunCost(launch_ns=200.0, run_ms=1000.0), "host: 200 ns per probed launch (0.001 % of"),
+        (
+            RunCost(asks=2, ask_ms=2.5, run_ms=10),
+            "host: 2 launches waited 2.50 ms to learn that no probe is for them.",
+        ),
         (RunCost(waits=1, wait_ms=5, run_ms=10), "host: 1 launches waited 5.00 ms for twins."),
     ],
 )
