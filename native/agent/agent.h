@@ -213,6 +213,7 @@ struct entry *egpu_note(void *handle, enum handle_kind kind, struct module *modu
                         const char *name);
 struct entry *egpu_learn(void *handle);
 struct variant *egpu_variant(struct entry *entry, bool captured);
+bool egpu_same_kernel(const struct entry *one, const struct entry *other);
 void egpu_drop_module(struct module *module);
 void egpu_drop_context(CUcontext context);
 void egpu_table_init(void);
@@ -220,6 +221,9 @@ void egpu_table_init(void);
 /* image.c */
 uint64_t egpu_image_size(const void *image, const void **start);
 void egpu_image_reference(struct module *module, const void *image);
+
+/* launch.c */
+bool egpu_unpacked(const struct twin *twin, void **extra, void **params);
 
 /* module.c */
 struct module *egpu_module_of(void *handle);

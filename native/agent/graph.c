@@ -71,7 +71,8 @@ static void translate(struct node *n, CUfunction present)
     struct shape shape = {{b->gridDimX, b->gridDimY, b->gridDimZ},
                           {b->blockDimX, b->blockDimY, b->blockDimZ},
                           b->sharedMemBytes, false, NULL, {0, 0, 0}};
-    if (b->extra != NULL || (b->kernelParams == NULL && twin->parameters != 0)) {
+    if (b->extra != NULL ? b->kernelParams != NULL || !egpu_unpacked(twin, b->extra, n->params)
+                         : b->kernelParams == NULL && twin->parameters != 0) {
         n->reason = EGPU_REASON_GRAPH;
         return;
     }
@@ -82,22 +83,20 @@ static void translate(struct node *n, CUfunction present)
         twin->kernel_id,
         EGPU_LAUNCH_FLAG_CAPTURED | egpu_stack() << EGPU_LAUNCH_STACK_SHIFT |
             EGPU_LAYOUT_VERSION << 24};
-    if (twin->parameters != 0)
+    if (b->extra == NULL && twin->parameters != 0)
         memcpy(n->params, b->kernelParams, twin->parameters * sizeof *n->params);
     n->params[twin->parameters] = &n->block;
     b->kernelParams = n->params;
+    b->extra = NULL;
     b->func = twin->function;
     n->p.kern = NULL;
     n->p.ctx = NULL;
     n->probed = true;
 }
 
-static void added(const struct node *n, CUresult result)
+static void recorded(const struct node *n)
 {
     struct egpu_stats_slot *stats = n->entry != NULL ? n->entry->stats : egpu.slots;
-    if (result != CUDA_SUCCESS)
-        return;
-    egpu_add(&egpu.stats->graph_nodes, 1);
     egpu_add(&stats->captured, 1);
     if (n->probed)
         egpu_add(&stats->captured_probed, 1);
@@ -105,13 +104,44 @@ static void added(const struct node *n, CUresult result)
         egpu_add(&stats->not_probed[n->reason], 1);
 }
 
-static CUfunction present(CUgraphNode node)
+static CUresult added(const struct node *n, CUresult result)
+{
+    if (result == CUDA_SUCCESS) {
+        egpu_add(&egpu.stats->graph_nodes, 1);
+        recorded(n);
+    }
+    return result;
+}
+
+/* What a node has before it is set; of an instantiated graph, what the node that it came from has. */
+struct present {
+    CUfunction function;
+    struct entry *entry;
+    bool probed;
+};
+
+static struct present present(CUgraphNode node)
 {
     CUDA_KERNEL_NODE_PARAMS_v2 p = {0};
-    if (CALL(cuGraphKernelNodeGetParams_v2, node, &p) == CUDA_SUCCESS ||
-        CALL(cuGraphKernelNodeGetParams, node, &p.base) == CUDA_SUCCESS)
-        return p.base.func;
-    return NULL;
+    struct present now = {0};
+    if (CALL(cuGraphKernelNodeGetParams_v2, node, &p) != CUDA_SUCCESS &&
+        CALL(cuGraphKernelNodeGetParams, node, &p.base) != CUDA_SUCCESS)
+        return now;
+    struct entry *entry = egpu_find(p.base.func != NULL ? (void *)p.base.func : (void *)p.kern);
+    now.function = p.base.func;
+    now.probed = entry != NULL && entry->kind == HANDLE_TWIN;
+    now.entry = entry_of(&p);
+    return now;
+}
+
+/* A node that runs another kernel from now on, or the same one probed or not, is as good as a new
+ * one; other parameters change no count. */
+static CUresult changed(const struct node *n, const struct present *before, CUresult result)
+{
+    if (result == CUDA_SUCCESS &&
+        (before->probed != n->probed || !egpu_same_kernel(before->entry, n->entry)))
+        recorded(n);
+    return result;
 }
 
 static void start_v1(struct node *n, const CUDA_KERNEL_NODE_PARAMS_v1 *p, CUfunction now)
@@ -134,9 +164,7 @@ CUresult cuGraphAddKernelNode ADD_NODE_PARAMETERS(CUDA_KERNEL_NODE_PARAMS_v1)
     if (PASS(p))
         return CALL(cuGraphAddKernelNode, node, graph, deps, count, p);
     start_v1(&n, p, NULL);
-    CUresult result = CALL(cuGraphAddKernelNode, node, graph, deps, count, &n.p.base);
-    added(&n, result);
-    return result;
+    return added(&n, CALL(cuGraphAddKernelNode, node, graph, deps, count, &n.p.base));
 }
 
 CUresult cuGraphAddKernelNode_v2 ADD_NODE_PARAMETERS(CUDA_KERNEL_NODE_PARAMS_v2)
@@ -145,9 +173,7 @@ CUresult cuGraphAddKernelNode_v2 ADD_NODE_PARAMETERS(CUDA_KERNEL_NODE_PARAMS_v2)
     if (PASS(p))
         return CALL(cuGraphAddKernelNode_v2, node, graph, deps, count, p);
     start_v2(&n, p, NULL);
-    CUresult result = CALL(cuGraphAddKernelNode_v2, node, graph, deps, count, &n.p);
-    added(&n, result);
-    return result;
+    return added(&n, CALL(cuGraphAddKernelNode_v2, node, graph, deps, count, &n.p));
 }
 
 CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *p)
@@ -155,8 +181,9 @@ CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PAR
     struct node n;
     if (PASS(p))
         return CALL(cuGraphKernelNodeSetParams, node, p);
-    start_v1(&n, p, present(node));
-    return CALL(cuGraphKernelNodeSetParams, node, &n.p.base);
+    struct present before = present(node);
+    start_v1(&n, p, before.function);
+    return changed(&n, &before, CALL(cuGraphKernelNodeSetParams, node, &n.p.base));
 }
 
 CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2 *p)
@@ -164,8 +191,9 @@ CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_
     struct node n;
     if (PASS(p))
         return CALL(cuGraphKernelNodeSetParams_v2, node, p);
-    start_v2(&n, p, present(node));
-    return CALL(cuGraphKernelNodeSetParams_v2, node, &n.p);
+    struct present before = present(node);
+    start_v2(&n, p, before.function);
+    return changed(&n, &before, CALL(cuGraphKernelNodeSetParams_v2, node, &n.p));
 }
 
 CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
@@ -174,8 +202,9 @@ CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
     struct node n;
     if (PASS(p))
         return CALL(cuGraphExecKernelNodeSetParams, exec, node, p);
-    start_v1(&n, p, present(node));
-    return CALL(cuGraphExecKernelNodeSetParams, exec, node, &n.p.base);
+    struct present before = present(node);
+    start_v1(&n, p, before.function);
+    return changed(&n, &before, CALL(cuGraphExecKernelNodeSetParams, exec, node, &n.p.base));
 }
 
 CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
@@ -184,8 +213,9 @@ CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
     struct node n;
     if (PASS(p))
         return CALL(cuGraphExecKernelNodeSetParams_v2, exec, node, p);
-    start_v2(&n, p, present(node));
-    return CALL(cuGraphExecKernelNodeSetParams_v2, exec, node, &n.p);
+    struct present before = present(node);
+    start_v2(&n, p, before.function);
+    return changed(&n, &before, CALL(cuGraphExecKernelNodeSetParams_v2, exec, node, &n.p));
 }
 
 /* Reading back.  The driver's array holds the program's own parameters first. */
@@ -233,9 +263,7 @@ CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dep
     if (PASS_GENERAL(p))
         return CALL(cuGraphAddNode, node, graph, deps, count, p);
     GENERAL(n, copy, p, NULL);
-    CUresult result = CALL(cuGraphAddNode, node, graph, deps, count, &copy);
-    added(&n, result);
-    return result;
+    return added(&n, CALL(cuGraphAddNode, node, graph, deps, count, &copy));
 }
 
 CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps,
@@ -246,9 +274,7 @@ CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *
     if (PASS_GENERAL(p))
         return CALL(cuGraphAddNode_v2, node, graph, deps, edges, count, p);
     GENERAL(n, copy, p, NULL);
-    CUresult result = CALL(cuGraphAddNode_v2, node, graph, deps, edges, count, &copy);
-    added(&n, result);
-    return result;
+    return added(&n, CALL(cuGraphAddNode_v2, node, graph, deps, edges, count, &copy));
 }
 
 CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *p)
@@ -257,8 +283,9 @@ CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *p)
     CUgraphNodeParams copy;
     if (PASS_GENERAL(p))
         return CALL(cuGraphNodeSetParams, node, p);
-    GENERAL(n, copy, p, present(node));
-    return CALL(cuGraphNodeSetParams, node, &copy);
+    struct present before = present(node);
+    GENERAL(n, copy, p, before.function);
+    return changed(&n, &before, CALL(cuGraphNodeSetParams, node, &copy));
 }
 
 CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *p)
@@ -267,8 +294,9 @@ CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNod
     CUgraphNodeParams copy;
     if (PASS_GENERAL(p))
         return CALL(cuGraphExecNodeSetParams, exec, node, p);
-    GENERAL(n, copy, p, present(node));
-    return CALL(cuGraphExecNodeSetParams, exec, node, &copy);
+    struct present before = present(node);
+    GENERAL(n, copy, p, before.function);
+    return changed(&n, &before, CALL(cuGraphExecNodeSetParams, exec, node, &copy));
 }
 
 static CUresult replayed(CUresult result)

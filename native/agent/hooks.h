@@ -99,6 +99,7 @@
   USE(cuStreamIsCapturing, (CUstream stream, int *status)) \
   USE(cuModuleGetGlobal_v2, (CUdeviceptr *address, size_t *size, CUmodule module, const char *name)) \
   USE(cuFuncGetAttribute, (int *value, int attribute, CUfunction f)) \
+  USE(cuFuncGetParamInfo, (CUfunction f, size_t index, size_t *offset, size_t *size)) \
   USE(cuFuncGetName, (const char **name, CUfunction f)) \
   USE(cuFuncGetModule, (CUmodule *module, CUfunction f)) \
   USE(cuFuncLoad, (CUfunction f)) \

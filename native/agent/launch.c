@@ -108,6 +108,24 @@ static bool packed(void **extra, void **buffer, size_t *size)
     return size_at != NULL && (*buffer != NULL || *size == 0);
 }
 
+/* Packed parameters as pointers, of which a graph node keeps a copy each: read back they are what
+ * the program set, without the launch block.  False for what is not understood. */
+bool egpu_unpacked(const struct twin *twin, void **extra, void **params)
+{
+    void *buffer;
+    size_t size;
+    if (!packed(extra, &buffer, &size))
+        return false;
+    for (uint32_t i = 0; i < twin->parameters; i++) {
+        size_t offset, bytes;
+        if (CALL(cuFuncGetParamInfo, twin->function, i, &offset, &bytes) != CUDA_SUCCESS ||
+            offset + bytes > size)
+            return false;
+        params[i] = (char *)buffer + offset;
+    }
+    return true;
+}
+
 static CUresult issue_packed(const struct call *c, const struct twin *twin, char *room,
                              const void *buffer, size_t size, const struct launch_block *block)
 {
@@ -151,10 +169,23 @@ static __attribute__((noinline)) CUresult issue_pointers(const struct call *c,
     return issue(c, twin->function, params, NULL);
 }
 
+/* Into a graph. */
+static __attribute__((noinline)) bool issue_unpacked(const struct call *c, const struct twin *twin,
+                                                     struct launch_block *block, CUresult *result)
+{
+    void *params[MAX_PARAMETERS + 1];
+    if (!egpu_unpacked(twin, c->extra, params))
+        return false;
+    params[twin->parameters] = block;
+    *result = issue(c, twin->function, params, NULL);
+    return true;
+}
+
 /* Launches the twin; false if the parameters came in a form that cannot be extended. */
 static bool issue_twin(const struct call *c, const struct twin *twin, struct launch_block *block,
                        CUresult *result)
 {
+    bool capture = (block->flags & EGPU_LAUNCH_FLAG_CAPTURED) != 0;
     void *buffer;
     size_t size;
     if (c->extra == NULL) {
@@ -166,6 +197,8 @@ static bool issue_twin(const struct call *c, const struct twin *twin, struct lau
     if (c->params != NULL || c->form == COOPERATIVE || !packed(c->extra, &buffer, &size) ||
         size > twin->hidden_offset)
         return false;
+    if (capture)
+        return issue_unpacked(c, twin, block, result);
     *result = twin->hidden_offset <= 4096 ? issue_small(c, twin, buffer, size, block)
                                           : issue_large(c, twin, buffer, size, block);
     return true;
@@ -205,11 +238,6 @@ static __attribute__((noinline)) CUresult launch_matched(struct call *c, struct 
     if (twin != NULL && atomic_load_explicit(&twin->arena->state, memory_order_acquire) !=
                             ARENA_READY) {
         reason = EGPU_REASON_ARENA;
-        twin = NULL;
-    }
-    /* A graph node keeps its parameters as they are read back: packed ones are not translated. */
-    if (twin != NULL && capture && c->extra != NULL) {
-        reason = EGPU_REASON_GRAPH;
         twin = NULL;
     }
     if (twin != NULL && !capture && egpu.sample > 1 &&

@@ -97,6 +97,15 @@ static bool same(const struct entry *entry, enum handle_kind kind, const struct 
            (entry->name == NULL ? name == NULL : name != NULL && strcmp(entry->name, name) == 0);
 }
 
+/* A kernel's handle and its function in some context are one kernel. */
+bool egpu_same_kernel(const struct entry *one, const struct entry *other)
+{
+    if (one == other || one == NULL || other == NULL)
+        return one == other;
+    return one->name != NULL && other->name != NULL && root(one->module) == root(other->module) &&
+           strcmp(one->name, other->name) == 0;
+}
+
 static struct entry *make_entry(void *handle, enum handle_kind kind, struct module *module,
                                 const char *name)
 {

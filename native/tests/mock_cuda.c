@@ -668,6 +668,16 @@ static CUresult run(CUfunction handle, const CUDA_KERNEL_NODE_PARAMS_v1 *shape, 
 
 #define SHAPE {f, gx, gy, gz, bx, by, bz, shared, NULL, NULL}
 
+API CUresult cuFuncGetParamInfo(CUfunction f, size_t index, size_t *offset, size_t *size)
+{
+    const struct entry *e = ((struct function *)f)->entry;
+    if (index >= (size_t)(e->params + e->twin))
+        return 1;
+    *offset = index * 8;
+    *size = index < (size_t)e->params ? 8 : sizeof(struct block);
+    return 0;
+}
+
 API CUresult cuLaunchKernel LAUNCH_PARAMETERS
 {
     CUDA_KERNEL_NODE_PARAMS_v1 shape = SHAPE;
@@ -723,7 +733,8 @@ static CUresult set(struct node *n, const CUDA_KERNEL_NODE_PARAMS_v2 *p)
     struct function *f = (struct function *)(p->base.func != NULL ? (void *)p->base.func : p->kern);
     uint64_t values[64] = {0};
     struct block block = {0};
-    if (gather(f->entry, p->base.kernelParams, p->base.extra, values, &block))
+    if (p->base.blockDimX == 0 ||
+        gather(f->entry, p->base.kernelParams, p->base.extra, values, &block))
         return 1;
     struct node *made = make_node(f, values, &block, &p->base);
     n->f = made->f;
@@ -760,6 +771,30 @@ API CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PA
 {
     *p = ((struct node *)node)->p;
     return 0;
+}
+
+API CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *p)
+{
+    CUDA_KERNEL_NODE_PARAMS_v2 more = {*p, NULL, NULL};
+    return set((struct node *)node, &more);
+}
+
+API CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                            const CUDA_KERNEL_NODE_PARAMS_v1 *p)
+{
+    (void)exec;
+    return cuGraphKernelNodeSetParams(node, p);
+}
+
+API CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *p)
+{
+    return set((struct node *)node, &p->node.kernel);
+}
+
+API CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *p)
+{
+    (void)exec;
+    return set((struct node *)node, &p->node.kernel);
 }
 
 API CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2 *p)

@@ -205,6 +205,79 @@ static void nodes(int number)
         CHECK(TYPED(cuGraphLaunch)((CUgraphExec)graph, NULL));
 }
 
+/* A probed node that becomes a kernel without a twin, and back, by every call that sets one. */
+static void switched(int number)
+{
+    CUgraph graph;
+    CUgraphNode node;
+    CUfunction other;
+    CUDA_KERNEL_NODE_PARAMS_v2 p = {{NULL, 2, 1, 1, 64, 1, 1, 0, params, NULL}, NULL, NULL};
+    begin("plain");
+    CUDA_KERNEL_NODE_PARAMS_v2 q = p;
+    CHECK(TYPED(cuModuleGetFunction)(&other, module, "other"));
+    CHECK(FN("cuGraphCreate", CUresult(*)(CUgraph *, unsigned))(&graph, 0));
+    CUgraphExec exec = (CUgraphExec)graph;
+    p.base.func = f;
+    q.base.func = other;
+    CUgraphNodeParams first = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .node.kernel = p};
+    CUgraphNodeParams second = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .node.kernel = q};
+    CHECK(TYPED_V2(cuGraphAddKernelNode)(&node, graph, NULL, 0, &p));
+    for (int i = 0; i < number; i++) {
+        CHECK(TYPED_V2(cuGraphKernelNodeSetParams)(node, &q));
+        CHECK(TYPED_V2(cuGraphKernelNodeSetParams)(node, &q)); /* only parameters */
+        CHECK(TYPED_V2(cuGraphExecKernelNodeSetParams)(exec, node, &p));
+        CHECK(TYPED_V2(cuGraphKernelNodeSetParams)(node, &p));
+        CHECK(TYPED(cuGraphNodeSetParams)(node, &second));
+        CHECK(TYPED(cuGraphExecNodeSetParams)(exec, node, &first));
+        CHECK(((egpu_type_cuGraphKernelNodeSetParams *)dlsym(
+            driver, "cuGraphKernelNodeSetParams"))(node, &q.base));
+        CHECK(((egpu_type_cuGraphExecKernelNodeSetParams *)dlsym(
+            driver, "cuGraphExecKernelNodeSetParams"))(exec, node, &p.base));
+        q.base.blockDimX = 0;
+        if (TYPED_V2(cuGraphKernelNodeSetParams)(node, &q) == 0) /* refused: counts nothing */
+            exit(4);
+        q.base.blockDimX = 64;
+    }
+    CHECK(TYPED(cuGraphLaunch)(exec, NULL));
+}
+
+/* Packed parameters of launches that are recorded, and too few of them. */
+static void packed(int number)
+{
+    CUstream stream;
+    CUgraph graph;
+    CUgraphNode node;
+    CUDA_KERNEL_NODE_PARAMS_v2 p = {{NULL, 2, 1, 1, 64, 1, 1, 0, NULL, NULL}, NULL, NULL};
+    uint64_t values[2] = {0, 9};
+    size_t size = 16, few = 8;
+    void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, values, CU_LAUNCH_PARAM_BUFFER_SIZE, &size,
+                     CU_LAUNCH_PARAM_END};
+    begin("plain");
+    CHECK(TYPED(cuStreamCreate)(&stream, 0));
+    CHECK(FN("cuStreamBeginCapture", CUresult(*)(CUstream, int))(stream, 0));
+    for (int i = 0; i < number; i++) {
+        values[0] = (uint64_t)i;
+        CHECK(launch(f, 2, 1, 1, 64, 1, 1, 0, stream, NULL, extra));
+    }
+    CHECK(FN("cuStreamEndCapture", CUresult(*)(CUstream, CUgraph *))(stream, &graph));
+    p.base.func = f;
+    p.base.extra = extra;
+    extra[3] = &few;
+    if (TYPED_V2(cuGraphAddKernelNode)(&node, graph, NULL, 0, &p) == 0)
+        exit(4);
+    extra[3] = &size;
+    values[0] = 100;
+    CHECK(TYPED_V2(cuGraphAddKernelNode)(&node, graph, NULL, 0, &p));
+    values[0] = 101;
+    CHECK(TYPED_V2(cuGraphKernelNodeSetParams)(node, &p));
+    memset(values, 0, sizeof values); /* the node has its own copy */
+    memset(&p, 0, sizeof p);
+    CHECK(TYPED_V2(cuGraphKernelNodeGetParams)(node, &p));
+    if (p.base.func != f || *(uint64_t *)p.base.kernelParams[0] != 101)
+        exit(4);
+    CHECK(TYPED(cuGraphLaunch)((CUgraphExec)graph, stream));
+}
+
 static void tight(int number)
 {
     begin("tight");
@@ -325,7 +398,7 @@ static const struct {
     void (*run)(int);
 } scenes[] = {{"plain", plain},       {"slow", slow},         {"forms", forms},
               {"kernels", kernels},   {"attributes", attributes}, {"capture", capture},
-              {"nodes", nodes},
+              {"nodes", nodes},       {"switched", switched}, {"packed", packed},
               {"tight", tight},       {"threads", threads},   {"reload", reload},
               {"contexts", contexts}, {"primary", primary},   {"forked", forked},
               {"early_fork", early_fork}, {"leave", leave},   {"closing", closing}};

@@ -196,10 +196,37 @@ def test_nodes_of_kernels_and_packed_nodes(bench, broker):
         result = bench.run(server, "nodes", 1)
         row = only(server)
     assert (result.returncode, result.out) == (0, "done\n")
-    assert [call.split("values ")[1] for call in result.of("replay plain twin")] == ["5 60"]
-    assert [call.split("values ")[1] for call in result.of("replay plain original")] == ["7 8"]
-    assert (row.captured, row.captured_probed) == (2, 1)
-    assert row.not_probed == {"graph node cannot be translated": 1}
+    assert [call.split("values ")[1] for call in result.of("replay plain twin")] == ["5 60", "7 8"]
+    assert result.of("replay plain original") == []
+    assert (row.captured, row.captured_probed, row.not_probed) == (2, 2, {})
+    assert broker.counted() == 2 * 128
+
+
+def test_packed_parameters_in_graphs(bench, broker):
+    with bench.server(broker) as server:
+        result = bench.run(server, "packed", 3)
+        row = only(server)
+    assert (result.returncode, result.out) == (0, "done\n")
+    values = [call.split("values ")[1] for call in result.of("replay plain twin")]
+    assert values == ["0 9", "1 9", "2 9", "101 9"]
+    assert (row.captured, row.captured_probed, row.not_probed) == (4, 4, {})
+    assert broker.counted() == 4 * 128
+
+
+def test_a_node_that_is_set_to_another_kernel_is_counted(bench, request):
+    """Twice to each in three of four: four calls, of which one changes parameters only."""
+    broker = broker_of(request, twins={"plain": {}, "other": Refused("it has no twin")})
+    with bench.server(broker) as server:
+        result = bench.run(server, "switched", 5)
+        rows = {row.name: row for row in server.stats()}
+        process = server.processes()[0]
+    assert (result.returncode, result.out) == (0, "done\n")
+    plain, other = rows["plain"], rows["other"]
+    assert (plain.captured, plain.captured_probed, plain.not_probed) == (16, 16, {})
+    assert (other.captured, other.captured_probed) == (15, 0)
+    assert other.not_probed == {"no twin can be made": 15}
+    assert process.graph_nodes == 1
+    assert len(result.of("replay plain twin")) == 1
 
 
 def test_detach_stops_twins_and_captured_nodes(bench, broker):
