@@ -52,6 +52,10 @@ class Built:
     def driver_ptx(self) -> str:
         return str(self.folder / "driver_kernels.ptx")
 
+    @property
+    def driver_cubin(self) -> str:
+        return str(self.folder / "driver_kernels.cubin")
+
 
 def command(*arguments: object) -> None:
     words = [str(argument) for argument in arguments]
@@ -102,6 +106,8 @@ def build(*, conformance: Path | None = None) -> Built:
         jobs.append((command, words))
     ptx = ("nvcc", "-ptx", "-arch=compute_80", WORKLOADS / "driver_kernels.cu")
     jobs.append((command, (*ptx, "-o", folder / "driver_kernels.ptx")))
+    code = ("nvcc", "-cubin", "-arch=sm_90", WORKLOADS / "driver_kernels.cu")
+    jobs.append((command, (*code, "-o", folder / "driver_kernels.cubin")))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for future in [pool.submit(function, *arguments) for function, arguments in jobs]:
             future.result()

@@ -43,6 +43,32 @@ def sass_repeated(built: Built) -> str:
     return f"{launches} launches exact"
 
 
+def sass_nodes(built: Built) -> str:
+    """Explicit graph nodes of machine code: packed parameters, and nodes that are set to other
+    parameters and kernels; one kernel cannot be probed, and is counted as often as it is recorded.
+    """
+    argv = [built.program("driver"), built.driver_cubin]
+    unprobed, run = plain(argv), probed(argv, options=("--explain",))
+    require_same(unprobed, run)
+    launches = require_totals(run, but=["stepped"])
+    ways = {row["name"]: row["way"] for row in run.report["explain"]}
+    require(ways.pop("stepped") == "no" and set(ways.values()) == {"SASS"}, f"probed by {ways}")
+    rows = rows_by_name(run.report)
+    alone = rows["stepped"]
+    require(
+        (alone["launches_captured"], alone["launches_probed"]) == (_STEPPED, 0)
+        and alone["not_probed"] == {"no twin can be made": _STEPPED}
+        and not alone["threads"],
+        f"stepped: {alone}",
+    )
+    recorded = {name: rows[name]["launches_captured"] for name in ("packed", "noded")}
+    require(recorded == {"packed": 3, "noded": 4}, f"recorded: {recorded}")
+    return f"{launches} launches exact, {_STEPPED} recorded without probes"
+
+
+_STEPPED = 4  # nodes that driver.cpp sets to the kernel of that name
+
+
 def sass_stress(built: Built) -> str:
     """More than 100,000 short launches: streams, graphs, a second context, and every device."""
     argv = [built.program("stress"), "1100"]
@@ -104,7 +130,8 @@ _WITH_CONSTANTS = ("writer_plain", "writer_probed")  # which the program can wri
 
 
 def sass_latencies(built: Built) -> str:
-    """kernellat keeps the start in registers of its own: every kernel has durations."""
+    """kernellat keeps the start in registers of its own: every block of every kernel that is
+    probed has a duration."""
     argv = [built.program("machine_code"), "4"]
     unprobed, run = (
         plain(argv),
@@ -119,7 +146,18 @@ def sass_latencies(built: Built) -> str:
         if row["not_probed"] and kernel != "together"
     ]
     require(not missing, f"{count} of {seen} launches probed: {_reasons(run)} ({missing})")
-    return f"{count} launches timed"
+    blocks = 0
+    for name, totals in run.last["kernels"].items():
+        row = rows_by_name(run.report)[demangle(name)]
+        if row["not_probed"]:
+            continue
+        measured = (row["block"]["count"], row["launch"]["count"])
+        expected = (totals["blocks"], totals["launches"])
+        require(measured == expected, f"{name}: (blocks, launches) {measured}, expected {expected}")
+        require(0 < row["block"]["max"] <= row["launch"]["max"], f"{name}: {row}")
+        blocks += totals["blocks"]
+    require(not any(run.report["lost"].values()), f"lost: {run.report['lost']}")
+    return f"{count} launches and {blocks} blocks timed"
 
 
 def leaving(built: Built) -> str:
@@ -268,6 +306,7 @@ def sass_jax(built: Built) -> str:
 CHECKS = (
     sass_counts,
     sass_repeated,
+    sass_nodes,
     sass_stress,
     sass_warps,
     sass_preferred,

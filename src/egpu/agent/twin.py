@@ -137,9 +137,9 @@ class SlotStats:
     """Launches of one kernel handle in one process.
 
     ``launches`` were accepted by the driver and run at once; ``captured`` were recorded into a
-    graph (added nodes included) and run when the graph does.  ``not_probed`` counts both kinds by
-    reason; for kernels that no link asks for, captured launches count as launches.  ``kernel`` is
-    "" for slot 0, which collects what has no slot of its own.  ``resident`` is of the last shape
+    graph (added nodes included, and each time one is set to this kernel) and run when that does.
+    ``not_probed`` counts both kinds by reason; for kernels that no link asks for, captured launches
+    count as launches.  ``kernel`` is "" for slot 0, which collects what has no slot of its own.  ``resident`` is of the last shape
     of launch for which the twin was considered.
     """
 

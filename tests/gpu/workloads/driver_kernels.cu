@@ -31,6 +31,13 @@ extern "C" __global__ void noded(unsigned *out, unsigned value) {
   out[blockIdx.x * blockDim.x + threadIdx.x] += value;
 }
 
+// As machine code it cannot be probed.
+__constant__ unsigned steps[4] = {5, 6, 7, 8};
+extern "C" __global__ void stepped(unsigned *out, unsigned value) {
+  unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  out[i] += value + steps[(i + value) % 4];
+}
+
 extern "C" __global__ void captured(unsigned *out, unsigned value) {
   out[blockIdx.x * blockDim.x + threadIdx.x] += value;
 }
