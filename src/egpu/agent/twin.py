@@ -139,8 +139,8 @@ class SlotStats:
     ``launches`` were accepted by the driver and run at once; ``captured`` were recorded into a
     graph (added nodes included, and each time one is set to this kernel) and run when that does.
     ``not_probed`` counts both kinds by reason; for kernels that no link asks for, captured launches
-    count as launches.  ``kernel`` is "" for slot 0, which collects what has no slot of its own.  ``resident`` is of the last shape
-    of launch for which the twin was considered.
+    count as launches.  ``kernel`` is "" for slot 0, which collects what has no slot of its own.
+    ``resident`` is of the last shape of launch for which the twin was considered.
     """
 
     slot: int

@@ -165,9 +165,8 @@ def test_cubins_as_compilers_wrote_them(name):
     for kernel in list_cubin_kernels(opened):
         spliced = splice_sass(original, kernel.name, EVERYTHING, LAYOUT, assemble)
         before, after = text_of(original, kernel.name), text_of(spliced.image, kernel.name)
-        if not name.startswith("abi7"):  # today's disassembler warns of the older format
-            lines = disassembled(spliced.image)[kernel.name]
-            assert [line.word for line in lines] == after
+        lines = disassembled(spliced.image)[kernel.name]
+        assert [line.word for line in lines] == after
         check_structure(before, after, opened.arch, spliced)
         (twin,) = list_cubin_kernels(open_cubin(spliced.image))
         assert (twin.name, twin.shared) == (kernel.name, kernel.shared)
