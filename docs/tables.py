@@ -101,8 +101,9 @@ def helper_table(*, missing: bool) -> Callable[[], str]:
         columns = ("id", "helper", "why not") if missing else ("id", "helper", "cost")
         text = heading(*columns)
         for helper in sorted(HELPERS.values(), key=lambda helper: helper.id):
-            if bool(helper.missing or not helper.body) == missing:
-                last = reason(helper) if missing else str(helper.cost)
+            if (not helper.body and not helper.host) == missing:
+                cost = "programs on the host only" if helper.host else str(helper.cost)
+                last = reason(helper) if missing else cost
                 text += row(str(helper.id), f"`{helper.name}`", last)
         return text
 

@@ -284,6 +284,9 @@ __attribute__((unused)) static long (*const bpf_get_stackid)(void *ctx, void *ma
     (void *)27;
 __attribute__((unused)) static long (*const bpf_probe_read_str)(void *dst, __u32 size, const void *unsafe_ptr) =
     (void *)45;
+/* In programs that run on the host only: a kernel has the number of its stack, bpf_get_stackid. */
+__attribute__((unused)) static long (*const bpf_get_stack)(void *ctx, void *buf, __u32 size, __u64 flags) =
+    (void *)67;
 __attribute__((unused)) static long (*const bpf_map_push_elem)(void *map, const void *value, __u64 flags) =
     (void *)87;
 __attribute__((unused)) static long (*const bpf_map_pop_elem)(void *map, void *value) =

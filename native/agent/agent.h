@@ -174,6 +174,7 @@ extern struct agent {
     pid_t pid; /* that called cuInit; 0 before */
     struct egpu_stats_header *stats;
     struct egpu_stats_slot *slots;
+    uint64_t *launches; /* EGPU_LAUNCHES_KEPT of them; NULL if there is no room for them */
     pthread_mutex_t resolve_lock, arena_lock;
     pthread_cond_t resolved; /* CLOCK_MONOTONIC, with the resolve lock */
 } egpu;
@@ -261,6 +262,7 @@ void egpu_allocations_drop(CUcontext context);
 /* stacks.c */
 void egpu_stacks_begin(void);
 uint32_t egpu_stack(void);
+void egpu_keep_stack(const struct launch_block *block);
 
 /* host.c */
 void egpu_host_call(enum egpu_launch_call call, bool leaving);

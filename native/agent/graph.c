@@ -83,6 +83,7 @@ static void translate(struct node *n, CUfunction present)
         twin->kernel_id,
         EGPU_LAUNCH_FLAG_CAPTURED | egpu_stack() << EGPU_LAUNCH_STACK_SHIFT |
             EGPU_LAYOUT_VERSION << 24};
+    egpu_keep_stack(&n->block);
     if (b->extra == NULL && twin->parameters != 0)
         memcpy(n->params, b->kernelParams, twin->parameters * sizeof *n->params);
     n->params[twin->parameters] = &n->block;

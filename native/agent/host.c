@@ -48,11 +48,13 @@ void egpu_host_call(enum egpu_launch_call call, bool leaving)
         atomic_load(&given_up))
         return;
     struct waiting own = {0};
+    uint32_t stack = egpu_stack();
     struct quiet quiet = egpu_quiet();
     const struct egpu_host_call message = {.time = egpu_now(),
                                            .thread = (uint32_t)syscall(SYS_gettid),
                                            .call = (uint32_t)call,
-                                           .leaving = leaving};
+                                           .leaving = leaving,
+                                           .stack = stack};
     pthread_mutex_lock(&egpu.resolve_lock);
     bool good = answered(&own, &message);
     pthread_mutex_unlock(&egpu.resolve_lock);

@@ -252,6 +252,7 @@ static __attribute__((noinline)) CUresult launch_matched(struct call *c, struct 
             twin->kernel_id,
             (capture ? EGPU_LAUNCH_FLAG_CAPTURED : 0) | egpu_stack() << EGPU_LAUNCH_STACK_SHIFT |
                 EGPU_LAYOUT_VERSION << 24};
+        egpu_keep_stack(&block);
         bool tried = issue_twin(c, twin, &block, &result);
         if (likely(tried && result == CUDA_SUCCESS)) {
             count(stats, &c->shape, result, capture, true, 0);

@@ -9,6 +9,8 @@
 #define EGPU_PACKET_LIMIT 65536u
 #define EGPU_FILES_LIMIT 2u
 #define EGPU_STATS_HEADER_SIZE 4096u
+#define EGPU_LAUNCHES_KEPT 65536u
+#define EGPU_LAUNCH_ID_SHIFT 24u
 #define EGPU_STATS_MAGIC 0x5441545355504745u
 
 enum egpu_kind {
@@ -167,13 +169,13 @@ struct egpu_stack {
     uint32_t frames_size;
 };
 
-/* a thread is about to launch, or has launched (leaving), and waits for the answer; call is of LaunchCall, time CLOCK_MONOTONIC in ns */
+/* a thread is about to launch, or has launched (leaving), and waits for the answer; call is of LaunchCall, time CLOCK_MONOTONIC in ns, stack its number plus 1 */
 struct egpu_host_call {
     uint64_t time;
     uint32_t thread;
     uint32_t call;
     uint32_t leaving;
-    uint32_t reserved;
+    uint32_t stack;
 };
 
 /* answers HELLO; file 0 is the stats memory; one launch in sample of each kernel is probed */

@@ -63,6 +63,16 @@ void egpu_stacks_begin(void)
         backtrace(frames, 1);
 }
 
+/* Which stack a launch came from, for whoever has its id: the session reads the last ones. */
+void egpu_keep_stack(const struct launch_block *block)
+{
+    uint64_t stack = block->flags >> EGPU_LAUNCH_STACK_SHIFT & EGPU_LAUNCH_STACK_MASK;
+    if (likely(stack == 0 || egpu.launches == NULL))
+        return;
+    __atomic_store_n(&egpu.launches[block->launch_id % EGPU_LAUNCHES_KEPT],
+                     block->launch_id << EGPU_LAUNCH_ID_SHIFT | stack, __ATOMIC_RELAXED);
+}
+
 uint32_t egpu_stack(void)
 {
     void *walked[DEPTH + OWN];

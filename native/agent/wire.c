@@ -211,6 +211,9 @@ static int take_welcome(const unsigned char *packet, size_t size, int file)
     }
     egpu.stats = stats;
     egpu.slots = (struct egpu_stats_slot *)((char *)memory + EGPU_STATS_HEADER_SIZE);
+    uint64_t counted = EGPU_STATS_HEADER_SIZE + (uint64_t)stats->slots * sizeof *egpu.slots;
+    if (welcome.stats_size - counted >= EGPU_LAUNCHES_KEPT * sizeof *egpu.launches)
+        egpu.launches = (uint64_t *)((char *)memory + counted);
     egpu.snapshot_ms = welcome.snapshot_ms;
     egpu.exit_wait_ms = welcome.exit_wait_ms;
     egpu.features = welcome.features;

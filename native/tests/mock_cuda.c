@@ -86,7 +86,7 @@ static struct stream null_stream;
 static struct {
     uint64_t *place;
     uint64_t add;
-} queue[65536];
+} queue[1 << 17];
 static int queued;
 static char empty[8];
 

@@ -12,7 +12,7 @@ import agent_harness as harness
 import pytest
 
 from egpu.agent import Reason, Refused
-from egpu.agent.protocol import Feature, LaunchCall
+from egpu.agent.protocol import LAUNCHES_KEPT, Feature, LaunchCall
 from egpu.errors import InputError
 from egpu.maps.layout import LAYOUT_VERSION
 
@@ -323,6 +323,61 @@ def test_the_session_is_asked_around_every_launch_call(bench, request):
     assert times == sorted(times)
     assert began < times[0]
     assert times[-1] < time.monotonic_ns()
+
+
+def kept_launches(server):
+    """The stacks of one process's launches by id, and every stack there is."""
+    ((_, launches),) = server.launch_stacks()
+    return launches, server.stacks()
+
+
+def test_the_last_launches_keep_their_stacks(bench, request):
+    broker = broker_of(request)
+    with bench.server(broker, features=Feature.STACKS) as server:
+        result = bench.run(server, "plain", LAUNCHES_KEPT + 100, MOCK_LOG="/dev/null")
+        while_open = kept_launches(server)
+    launches, stacks = kept_launches(server)
+    assert result.returncode == 0
+    assert sorted(launches) == list(range(101, LAUNCHES_KEPT + 101))
+    assert set(launches.values()) == set(stacks)
+    assert (launches, stacks) == while_open
+
+
+@pytest.mark.parametrize("way", ["capture", "nodes"])
+def test_captured_launches_keep_their_stacks(bench, request, way):
+    broker = broker_of(request)
+    with bench.server(broker, features=Feature.STACKS) as server:
+        result = bench.run(server, way, 1)
+        row = only(server)
+        launches, stacks = kept_launches(server)
+    assert result.returncode == 0
+    assert len(launches) >= row.captured_probed > 0  # a node that is set anew has a new id
+    assert set(launches.values()) == set(stacks)
+
+
+def test_host_calls_bring_their_stacks(bench, request):
+    """The number of the launch between them, and what it stands for."""
+    broker = broker_of(request)
+    calls = []
+    broker.host_call = calls.append
+    with bench.server(broker, features=HOST | Feature.STACKS) as server:
+        result = bench.run(server, "plain", 3)
+        launches, stacks = kept_launches(server)
+    assert result.returncode == 0
+    assert len(calls) == 6
+    assert [call.stack for call in calls[::2]] == [launches[number] for number in (1, 2, 3)]
+    assert [call.stack for call in calls[1::2]] == [launches[number] for number in (1, 2, 3)]
+    assert all(len(call.callers) == len(stacks[call.stack]) > 0 for call in calls)
+
+
+def test_no_stacks_unless_asked(bench, request):
+    broker = broker_of(request)
+    calls = []
+    broker.host_call = calls.append
+    with bench.server(broker, features=HOST) as server:
+        bench.run(server, "plain", 3)
+        assert kept_launches(server) == ({}, {})
+    assert {(call.stack, call.callers) for call in calls} == {(None, ())}
 
 
 @pytest.mark.parametrize(("feature", "leaving"), [(Feature.HOST_ENTRY, 0), (Feature.HOST_EXIT, 1)])

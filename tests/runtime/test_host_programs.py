@@ -14,7 +14,7 @@ from test_late_attach import idle
 from test_runtime_cli import pytestmark as built
 
 import egpu
-from egpu.errors import MapError, UnsupportedError
+from egpu.errors import InputError, MapError, UnsupportedError
 from egpu.tools.build import compiler
 
 INCLUDE = Path(__file__).parents[2] / "bpf" / "include"  # of this tree, whatever is installed
@@ -225,6 +225,116 @@ SEC("kprobe/first") int inside(struct egpu_ctx *c) { return 0; }
         name = known[2].to_bytes(8, "little").rstrip(b"\0")
         assert Path(sys.executable).resolve().name.encode().startswith(name[:6])
         assert known[3] >> 32 != known[3] & 0xFFFFFFFF
+
+
+STACKS = """
+#define FRAMES 16
+struct { __uint(type, BPF_MAP_TYPE_STACK_TRACE); __uint(max_entries, 64);
+  __uint(key_size, 4); __uint(value_size, FRAMES * 8); } stacks SEC(".maps");
+struct callers { __u64 at[FRAMES]; };
+struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 4);
+  __type(key, __u32); __type(value, struct callers); } kept SEC(".maps");
+MAP(known, ARRAY, 8); MAP(seen, HASH, 64);
+static __always_inline void keep(__u32 which, __u64 what) {
+  bpf_map_update_elem(&known, &which, &what, BPF_ANY);
+}
+SEC("uprobe/" CALL) int before(void *ctx) {
+  __u32 whole = 0, skipped = 1, few = 2;
+  struct callers *all = bpf_map_lookup_elem(&kept, &whole);
+  struct callers *rest = bpf_map_lookup_elem(&kept, &skipped);
+  struct callers *two = bpf_map_lookup_elem(&kept, &few);
+  __u64 odd;
+  if (!all || !rest || !two) return 0;
+  keep(0, bpf_get_stackid(ctx, &stacks, BPF_F_USER_STACK));
+  keep(1, bpf_get_stack(ctx, all, sizeof *all, BPF_F_USER_STACK));
+  keep(2, bpf_get_stack(ctx, rest, sizeof *rest, BPF_F_USER_STACK | 1));
+  keep(3, bpf_get_stack(ctx, two, 16, 0));
+  keep(4, bpf_get_stack(ctx, &odd, 7, 0));
+  keep(5, bpf_get_stack(ctx, &odd, 8, 1 << 11));
+  keep(6, bpf_get_stack(ctx, &odd, 8, 255));
+  return 0;
+}
+SEC("kprobe/*") int count(struct egpu_ctx *c) {
+  __u32 launch = c->launch_id;
+  __u64 number = bpf_get_stackid(c, &stacks, 0);
+  bpf_map_update_elem(&seen, &launch, &number, BPF_ANY);
+  return 0;
+}
+"""
+
+
+def test_a_program_on_the_host_has_its_stack(tmp_path, compiled):
+    """By number and by its frames: the number is the launch's, and the frames are those of it."""
+    path = compiled(STACKS)
+    with running(tmp_path, path) as (session, stepper):
+        stepper.do("first 2 3")
+        stepper.do("second 1 1")
+        stepper.end(session)
+        known, kept = session.maps["known"].to_dict(), session.maps["kept"]
+        seen = session.maps["seen"].to_dict()
+        assert set(seen) == {1, 2}
+        stacks = session.maps["stacks"]
+        assert known[0] in stacks  # of the last launch
+        assert seen[2] == known[0]
+        whole, skipped, two = (list(kept[key].at) for key in range(3))
+        frames = len([frame for frame in whole if frame])
+        assert frames >= 2
+        assert known[1] == 8 * frames
+        assert [address for address in whole if address] == whole[:frames]
+        assert len(stacks[known[0]]) == frames
+        # The first is the caller of the driver's call, and its address ends as its place in a file.
+        first = stacks[known[0]][0]
+        assert first.path
+        assert first.offset % 4096 == whole[0] % 4096
+        after = [*whole[1:], 0]
+        if frames < len(whole):  # what is further out had no room
+            assert (known[2], skipped) == (8 * (frames - 1), after)
+        else:
+            assert skipped[:-1] == after[:-1]
+        assert (known[3], two[:3]) == (16, [*whole[:2], 0])
+        negative = {which: known[which] - (1 << 64) for which in (4, 5, 6)}
+        assert negative == {4: -errno.EINVAL, 5: -errno.EINVAL, 6: -errno.EFAULT}
+
+
+def test_the_stack_of_a_launch_by_its_id(tmp_path, compiled):
+    path = compiled(
+        """
+MAP(launches, HASH, 64);
+SEC("kprobe/*") int count(struct egpu_ctx *c) {
+  __u32 launch = c->launch_id;
+  __u64 kernel = c->kernel_id;
+  bpf_map_update_elem(&launches, &launch, &kernel, BPF_ANY);
+  return 0;
+}
+"""
+    )
+    with running(tmp_path, path, stacks=True) as (session, stepper):
+        for number in range(6):
+            stepper.do(f"{('first', 'second')[number % 2]} 2 3")
+        while_it_runs = session.stack_of(1)
+        stepper.end(session)
+        launches = session.maps["launches"].to_dict()
+        assert sorted(launches) == [1, 2, 3, 4, 5, 6]
+        found = {launch: session.stack_of(launch) for launch in launches}
+        assert found[1] == while_it_runs
+        assert all(found.values())
+        assert {frame.path for frame in found[1]} >= {os.path.realpath(sys.executable)}
+        assert session.stack_of(7) is None
+        assert session.stack_of(1, pid=session.pid) == found[1]
+        assert session.stack_of(1, pid=1) is None
+        rows = session.launch_stacks()
+        assert sorted(launch for row in rows for launch in row.launches) == sorted(launches)
+        assert all(row.frames == found[launch] for row in rows for launch in row.launches)
+
+
+def test_stacks_that_were_not_asked_for(tmp_path, compiled):
+    path = compiled('SEC("kprobe/*") int nothing(struct egpu_ctx *c) { return 0; }')
+    with running(tmp_path, path) as (session, stepper):
+        stepper.do("first 1 1")
+        stepper.end(session)
+        assert session.launch_stacks() == ()
+        with pytest.raises(InputError, match=r"keeps no stacks.*Options\(stacks=True\)"):
+            session.stack_of(1)
 
 
 REFUSED = {

@@ -72,6 +72,21 @@ def test_kernellat_measures_every_block():
     assert all(row["launch"]["max"] >= row["block"]["max"] > 0 for row in report["kernels"])
 
 
+def test_stacks_of_launches():
+    """Each kernel of the demo is launched from one place: as many stacks as kernels."""
+    done = egpu("run", "kernelcount", "--sim", "--json", "--stacks", "--", *workload(3))
+    totals, report = totals_and_report(done.stdout)
+    rows = report["stacks"]
+    assert len(rows) == len(totals["kernels"])
+    assert sorted(i for row in rows for i in row["launches"]) == list(range(1, 16))
+    assert {len(row["launches"]) for row in rows} == {3}
+    assert all(row["frames"][0]["path"] == str(DEMO / "demo") for row in rows)
+    assert len({tuple(frame["offset"] for frame in row["frames"]) for row in rows}) == len(rows)
+    text = egpu("run", "kernelcount", "--sim", "--stacks", "--", *workload(3)).stdout
+    assert "Stacks of the probed launches" in text
+    assert text.count(" main < ") + text.count("< main") >= 1
+
+
 def test_a_share_of_the_blocks():
     arguments = ("run", "kernellat", "--sim", "--json", "--every", "2", "--", *workload())
     done = egpu(*arguments)

@@ -80,6 +80,60 @@ def test_stacks_are_those_of_the_launch():
         assert on_host(made) == nowhere == (2**64 - 14 if expected == 7 else expected)
 
 
+LAUNCHING = (AttachPoint(AttachKind.HOST_ENTRY, "libcuda.so.1:cuLaunchKernel"),)
+FRAMES = """
+mov %r2, %r10
+add %r2, -16
+stdw [%r10-8], -1
+stdw [%r10-16], -1
+mov %r3, {size}
+lddw %r4, {flags}
+call 67
+ldxdw %r6, [%r10-{at}]
+{then}
+exit
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "flags", "expected"),
+    [
+        (16, 0x100, (16, 11, 22)),
+        (16, 1, (16, 22, 33)),
+        (16, 2, (8, 33, 0)),
+        (8, 0, (8, 11, 2**64 - 1)),
+        (16, 3, (2**64 - 14, 0, 0)),
+        (15, 0, (2**64 - 22, 0, 0xFF << 56)),
+        (16, 1 << 11, (2**64 - 22, 0, 0)),
+        (0, 0, (0, 2**64 - 1, 2**64 - 1)),
+    ],
+)
+def test_the_frames_of_a_stack(size, flags, expected):
+    """Linux's answers (__bpf_get_stack), the rest of the buffer zeros."""
+    got = []
+    for at, then in ((8, ""), (16, "mov %r0, %r6"), (8, "mov %r0, %r6")):
+        text = FRAMES.format(size=size, flags=flags, at=at, then=then)
+        made = program(text, LAUNCHING)
+        verify(made)
+        got.append(run(made, context=b"", place=Place(callers=(11, 22, 33))))
+    assert tuple(got) == expected
+
+
+def test_frames_are_for_programs_on_the_host():
+    """A kernel has a number only; the result is a size that was written, or an error."""
+    used = "mov %r1, %r10\nadd %r1, -16\njsge %r0, 0, good\nmov %r0, 0\nja end\ngood:\n"
+    used += "jeq %r0, 16, end\nadd %r1, %r0\nldxb %r0, [%r1]\nend:"
+    text = FRAMES.format(size=16, flags=0, at=8, then=used)
+    verify(program(text, LAUNCHING))
+    with pytest.raises(VerifierError, match="bpf_get_stack is not available: a kernel has the num"):
+        verify(program(text, ENTRY))
+    with pytest.raises(VerifierError, match="bpf_get_stack is not available"):
+        verify(program(text))
+    further = text.replace("jeq %r0, 16, end", "mov %r2, 0")
+    with pytest.raises(VerifierError, match=r"outside|past"):
+        verify(program(further, LAUNCHING))
+
+
 ARGUMENT = """
 mov %r2, {number}
 mov %r3, %r10

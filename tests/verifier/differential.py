@@ -30,7 +30,6 @@ from egpu.bpf.insn import encode, program_from_code
 from egpu.bpf.isa import CALL, MAY_GOTO, AluOp, CallSrc
 from egpu.bpf.program import AttachKind, Insn
 from egpu.errors import EgpuError
-from egpu.session.host_programs import on_host
 from egpu.verifier import callbacks as called
 from egpu.verifier import explore, memory, verify
 from egpu.verifier.gate import DEFAULT_LIMITS
@@ -131,7 +130,7 @@ class Case(NamedTuple):
 
     def ours(self, limits=DEFAULT_LIMITS):
         """Our refusal, None if we accept."""
-        if on_host(self.program):  # where it runs alone: as sessions verify it
+        if self.program.on_host:  # where it runs alone: as sessions verify it
             limits = replace(limits, lost_updates=True)
         try:
             verify(self.program, memory_size=self.size or 0, limits=limits)

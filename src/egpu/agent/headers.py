@@ -35,7 +35,15 @@ def _head(guard: str, script: str) -> list[str]:
 def protocol_header() -> str:
     """Text of native/agent/protocol.h."""
     lines = _head("EGPU_PROTOCOL_H", "src/egpu/agent/protocol.py")
-    for name in ("WIRE_MAGIC", "WIRE_VERSION", "PACKET_LIMIT", "FILES_LIMIT", "STATS_HEADER_SIZE"):
+    for name in (
+        "WIRE_MAGIC",
+        "WIRE_VERSION",
+        "PACKET_LIMIT",
+        "FILES_LIMIT",
+        "STATS_HEADER_SIZE",
+        "LAUNCHES_KEPT",
+        "LAUNCH_ID_SHIFT",
+    ):
         lines.append(f"#define EGPU_{name} {getattr(wire, name)}u")
     lines.append(f"#define EGPU_STATS_MAGIC 0x{wire.STATS_MAGIC:016x}u")
     lines += ["", "enum egpu_kind {"]
@@ -82,6 +90,7 @@ def layout_header() -> str:
         "LAUNCH_BLOCK_SIZE",
         "LAUNCH_FLAG_CAPTURED",
         "LAUNCH_STACK_SHIFT",
+        "LAUNCH_STACK_MASK",
         "STACKS_LIMIT",
         "ARENA_HEADER_SIZE",
         "HOST_CONTROL_SIZE",

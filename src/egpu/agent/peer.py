@@ -13,12 +13,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
+import numpy as np
+
 from egpu.agent import channel
 from egpu.agent import protocol as wire
 from egpu.agent.frames import CallFrame, CodePlaces
-from egpu.agent.protocol import CommandError, ImageSource, Packet, Reason
+from egpu.agent.protocol import CommandError, ImageSource, LaunchCall, Packet, Reason
 from egpu.agent.twin import (
     DeviceInfo,
+    HostCall,
     KernelSeen,
     LaunchCost,
     ProcessStats,
@@ -27,6 +30,7 @@ from egpu.agent.twin import (
     TwinState,
 )
 from egpu.errors import AgentError
+from egpu.maps.layout import LAUNCH_STACK_MASK
 
 IMAGE_LIMIT = 1 << 34  # bytes; the agent's own limit
 _HEADER = struct.Struct(f"<QII{len(wire.STATS_HEADER) - 3}Q")
@@ -79,14 +83,17 @@ class Peer:
         self.refusals: dict[int, list[str]] = {}
         self.twins: dict[int, TwinState] = {}
         self.stacks: dict[int, tuple[CallFrame, ...]] = {}
+        self._callers: dict[int, tuple[int, ...]] = {}
+        self._launches: dict[int, int] = {}  # kept when the process is gone
         self._code = CodePlaces(pid)
         self._images: dict[int, bytes] = {}
         self._number = next(_CONNECTIONS)
         self._lock = threading.Lock()
-        self._size = wire.STATS_HEADER_SIZE + wire.STATS_SLOTS * wire.STATS_SLOT_SIZE
+        self._counted = wire.STATS_HEADER_SIZE + wire.STATS_SLOTS * wire.STATS_SLOT_SIZE
+        self._size = self._counted + wire.LAUNCHES_KEPT * 8
         self._stats_lock = threading.Lock()
         self._stats: mmap.mmap | bytes = b""
-        self._marked = bytes(self._size)  # the stats as they were when counting began
+        self._marked = bytes(self._counted)  # the stats as they were when counting began
 
     def open_stats(self) -> int:
         """Makes the stats memory; gives a descriptor that the caller closes."""
@@ -202,7 +209,34 @@ class Peer:
             raise AgentError(f"a stack of {len(data)} bytes")
         addresses = struct.unpack(f"<{len(data) // 8}Q", data)
         frames = tuple(self._code.frame(address) for address in addresses)
+        self._callers[packet.fields["stack"]] = addresses
         self.stacks[packet.fields["stack"]] = frames
+
+    def host_call(self, packet: Packet) -> HostCall:
+        """The HOST_CALL as the broker sees it; ValueError if there is no such call."""
+        f = packet.fields
+        stack = f["stack"] - 1 if f["stack"] else None
+        return HostCall(
+            self.pid,
+            f["thread"],
+            LaunchCall(f["call"]),
+            bool(f["leaving"]),
+            f["time"],
+            stack,
+            () if stack is None else self._callers.get(stack, ()),
+        )
+
+    def launches(self) -> dict[int, int]:
+        """The number of the stack of each launch that is kept, by its id."""
+        if not self.stacks:  # none were asked for, and the memory was never written
+            return {}
+        with self._stats_lock:
+            if not isinstance(self._stats, mmap.mmap):
+                return self._launches
+            words = np.frombuffer(self._stats[self._counted : self._size], "<u8")
+        kept = np.sort(words[words & LAUNCH_STACK_MASK != 0])
+        numbers = (kept & LAUNCH_STACK_MASK) - 1
+        return dict(zip((kept >> wire.LAUNCH_ID_SHIFT).tolist(), numbers.tolist(), strict=True))
 
     def note_twin(self, packet: Packet) -> TwinState:
         """A TWIN_STATE message."""
@@ -270,7 +304,7 @@ class Peer:
     def mark(self) -> None:
         """Counts from now on only."""
         with self._stats_lock:
-            self._marked = bytes(self._stats[: self._size])
+            self._marked = bytes(self._stats[: self._counted])
 
     def close(self) -> None:
         """Ends the connection; the stats stay readable."""
@@ -286,6 +320,7 @@ class Peer:
 
     def freeze(self) -> None:
         """Keeps only the used part of the stats; the process must be gone."""
+        self._launches = self.launches()
         with self._stats_lock:
             if isinstance(self._stats, mmap.mmap):
                 used = min(_HEADER.unpack_from(self._stats, 0)[3] + 1, wire.STATS_SLOTS)

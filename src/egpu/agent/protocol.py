@@ -99,8 +99,10 @@ MESSAGES: Final = (
     Message(Kind.STACK, "a stack from which a kernel was launched for the first time; frames are "
             "u64 return addresses, innermost first", (("stack", "u32"),), ("frames",)),
     Message(Kind.HOST_CALL, "a thread is about to launch, or has launched (leaving), and waits for "
-            "the answer; call is of LaunchCall, time CLOCK_MONOTONIC in ns",
-            (("time", "u64"), ("thread", "u32"), ("call", "u32"), ("leaving", "u32"))),
+            "the answer; call is of LaunchCall, time CLOCK_MONOTONIC in ns, stack its "
+            "number plus 1",
+            (("time", "u64"), ("thread", "u32"), ("call", "u32"), ("leaving", "u32"),
+             ("stack", "u32"))),
     # session to agent
     Message(Kind.WELCOME, "answers HELLO; file 0 is the stats memory; one launch in sample of each "
             "kernel is probed",
@@ -227,6 +229,10 @@ STATS_SLOT_END: Final = (      # behind them
 )
 STATS_SLOT_SIZE: Final = 256
 STATS_SLOTS: Final = 8192
+# Behind the slots, for sessions that ask for stacks: the last probed launches, each at its id
+# modulo this, as its id << LAUNCH_ID_SHIFT | the number of its stack plus 1.
+LAUNCHES_KEPT: Final = 1 << 16
+LAUNCH_ID_SHIFT: Final = 24
 # fmt: on
 
 BY_KIND: Final = {message.kind: message for message in MESSAGES}

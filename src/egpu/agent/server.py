@@ -18,11 +18,10 @@ from egpu.agent import protocol as wire
 from egpu.agent.commands import ArenaLink
 from egpu.agent.frames import CallFrame
 from egpu.agent.peer import Peer, device_of
-from egpu.agent.protocol import Kind, LaunchCall, Packet, encode
+from egpu.agent.protocol import Kind, Packet, encode
 from egpu.agent.totals import by_kernel
 from egpu.agent.twin import (
     Broker,
-    HostCall,
     KernelSeen,
     KernelStats,
     ProcessStats,
@@ -165,6 +164,12 @@ class Server:
         with self._lock:
             peers = list(self._peers)
         return {number: frames for peer in peers for number, frames in list(peer.stacks.items())}
+
+    def launch_stacks(self) -> tuple[tuple[int, dict[int, int]], ...]:
+        """Of each process, with its pid, the number of the stack of each launch kept, by id."""
+        with self._lock:
+            peers = [peer for peer in self._peers if peer.greeted]
+        return tuple((peer.pid, peer.launches()) for peer in peers)
 
     def live(self) -> tuple[int, ...]:
         """Pids of the processes that are connected now."""
@@ -395,12 +400,8 @@ class Server:
             raise
 
     def _host_call(self, peer: Peer, packet: Packet) -> None:
-        f = packet.fields
         try:
-            call = LaunchCall(f["call"])
-            self._broker.host_call(
-                HostCall(peer.pid, f["thread"], call, bool(f["leaving"]), f["time"])
-            )
+            self._broker.host_call(peer.host_call(packet))
         except (EgpuError, ValueError) as error:
             self.problems.append(f"process {peer.pid}: a program at a launch: {error}")
         finally:  # the workload goes on

@@ -237,7 +237,9 @@ class KernelStats:
 class HostCall:
     """A thread of ``pid`` is about to launch a kernel by ``call``, or has (``leaving``).
 
-    ``time``: CLOCK_MONOTONIC when it came there, ns.
+    ``time``: CLOCK_MONOTONIC when it came there, ns.  ``stack``: the number of the stack from
+    which it launches, ``callers`` the addresses to which that returns, innermost first; None and
+    () where nothing asks for them (Feature.STACKS).
     """
 
     pid: int
@@ -245,6 +247,8 @@ class HostCall:
     call: LaunchCall
     leaving: bool
     time: int
+    stack: int | None = None
+    callers: tuple[int, ...] = ()
 
 
 class Broker(Protocol):

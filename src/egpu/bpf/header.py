@@ -305,7 +305,9 @@ def _note(row: Field) -> str:
 def _helpers() -> str:
     lines = ["/* Helpers. */"]
     for row in HELPERS.values():
-        if not row.body:
+        if row.host:
+            lines.append(f"/* In programs that run on the host only: {row.missing}. */")
+        elif not row.body:
             lines.append(f"/* {row.name} ({row.id}) is refused:\n * {row.missing}. */")
             continue
         declaration = row.c_prototype % f"const {row.name}"

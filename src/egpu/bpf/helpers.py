@@ -81,6 +81,8 @@ class Helper:
     # Ring helpers take whichever lanes are there, so no helper is collective yet.
     collective: bool = False
     missing: str = ""
+    counts: bool = False  # the result is how many bytes it wrote, or an error number
+    host: bool = False  # no device body, but programs that run on the host may call it
 
 
 _ARRAYS = frozenset(
@@ -155,6 +157,9 @@ _ROWS: tuple[Helper, ...] = (
            "long (*%s)(void *ctx, void *map, __u64 flags)", "stackid", 8,
            map_types=frozenset({"STACK_TRACE"})),
     _probe_read_text(45, "bpf_probe_read_str"),
+    Helper(67, "bpf_get_stack", (_A.CONTEXT, _A.WRITE, _A.SIZE_OR_ZERO, _A.SCALAR), Ret.SCALAR,
+           "long (*%s)(void *ctx, void *buf, __u32 size, __u64 flags)", "", 64, counts=True,
+           host=True, missing="a kernel has the number of its stack, bpf_get_stackid"),
     Helper(87, "bpf_map_push_elem", (_A.MAP, _A.VALUE, _A.SCALAR), Ret.SCALAR,
            "long (*%s)(void *map, const void *value, __u64 flags)", "map_push", 64,
            map_types=_PUSHED, memory=4, atomics=5),

@@ -57,6 +57,7 @@ class Place:
     kernel: int = 0
     parameters: tuple[int, ...] = ()
     stack: int | None = None  # the number of the stack that launched
+    callers: tuple[int, ...] = ()  # the addresses to which it returns, innermost first
     allocations: Mapping[int, bytes] = field(default_factory=dict)  # the workload's, by address
     seed: int = 1
 

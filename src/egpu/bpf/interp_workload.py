@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     from egpu.bpf.interp import Machine
 
 _STACK_FLAGS = 0x7FF  # frames to skip, and BPF_F_USER_STACK, _FAST_STACK_CMP, _REUSE_STACKID
+
+_SKIPPED, _USER_STACK = 0xFF, 1 << 8  # of bpf_get_stack
+_FRAME = 8  # bytes
 
 
 class ThreadEndedError(Exception):
@@ -59,6 +63,21 @@ def _stackid(machine: Machine, args: Sequence[int]) -> int:
     return -errno.EFAULT if machine.place.stack is None else machine.place.stack
 
 
+def _stack(machine: Machine, args: Sequence[int]) -> int:
+    """The addresses that follow those to skip, then zeros (Linux: __bpf_get_stack)."""
+    _, address, size, flags = args[:4]
+    room = machine.space.view(address, size, write=True) if size else memoryview(bytearray())
+    room[:] = bytes(size)
+    # A workload's frames have no build ids here.
+    if flags & ~(_SKIPPED | _USER_STACK) or size % _FRAME:
+        return -errno.EINVAL
+    kept = machine.place.callers[flags & _SKIPPED :][: size // _FRAME]
+    if len(machine.place.callers) <= flags & _SKIPPED:
+        return -errno.EFAULT
+    room[: len(kept) * _FRAME] = struct.pack(f"<{len(kept)}Q", *kept)
+    return len(kept) * _FRAME
+
+
 def _cookie(machine: Machine, args: Sequence[int]) -> int:
     return machine.program.cookie
 
@@ -79,6 +98,7 @@ WORKLOAD: Mapping[str, Callable[[Machine, Sequence[int]], int]] = {
     "bpf_probe_read_user_str": _probe_read_text,
     "bpf_probe_read_kernel_str": _probe_read_text,
     "bpf_get_stackid": _stackid,
+    "bpf_get_stack": _stack,
     "bpf_get_attach_cookie": _cookie,
     "bpf_get_func_arg": _parameter,
     "bpf_cuda_exit": _end,

@@ -106,6 +106,9 @@ class AttachKind(enum.Enum):
     EXECUTOR = "executor"  # not attached: `egpu exec`, conformance
 
 
+HOST_KINDS = frozenset({AttachKind.HOST_ENTRY, AttachKind.HOST_EXIT})
+
+
 # The detail of INSTRUCTION points that are bpftime's ``kprobe/__memcapture``: every load and store,
 # with the text of the instruction as context (``egpu.bpf.context.LINE_FIELDS``).
 MEMORY_CAPTURE = "__memcapture"
@@ -175,6 +178,11 @@ class Program:
     missing: tuple[str, ...] = ()
     cookie: int = 0  # what bpf_get_attach_cookie gives
     arrives: bool = False
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it is attached to places of the host only."""
+        return bool(self.attach) and {point.kind for point in self.attach} <= HOST_KINDS
 
 
 @dataclass(frozen=True, slots=True)

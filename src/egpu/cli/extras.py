@@ -21,17 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """``explain``: how each kernel was probed, ``verbose``: names in full."""
+    """``explain``: how each kernel was probed, ``stacks``: from where launches came,
+    ``verbose``: names in full."""
 
     explain: bool = False
+    stacks: bool = False
     verbose: bool = False
 
     def added_to(self, report: Report, session: Session) -> Report:
         """``report`` and what was asked for."""
         from egpu.tools.explain import with_explanations, with_full_names  # noqa: PLC0415
+        from egpu.tools.stacks import with_stacks  # noqa: PLC0415
 
         if self.explain:
             report = with_explanations(report, session.explain())
+        if self.stacks:
+            report = with_stacks(report, session.launch_stacks())
         return with_full_names(report) if self.verbose else report
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from egpu.cli.extras import Extras
 from egpu.cli.output import write_report
 from egpu.report import Report
 
@@ -25,12 +26,14 @@ _DIRECT_INTERVAL_S = 0.02
 @dataclass(frozen=True, slots=True)
 class LoaderRun:
     """What is run: ``loader`` (a shell's words), the workload, how long the loader goes on after
-    it (``wait_s``); printed lines are looked for every ``interval_s``."""
+    it (``wait_s``); printed lines are looked for every ``interval_s``; ``extras`` are added to
+    the report."""
 
     loader: str
     workload: tuple[str, ...]
     wait_s: float
     interval_s: float
+    extras: Extras = field(default_factory=Extras)
 
 
 def run_loader(asked: LoaderRun, options: Options, stream: TextIO, *, as_json: bool) -> int:
@@ -97,7 +100,13 @@ def _followed(
     started.end(asked.wait_s)
     for problem in started.server.problems:
         click.echo(f"egpu: {problem}", err=True)
-    return finish(status, lambda: write_report(_report(running), stream, as_json=as_json), stream)
+    return finish(
+        status,
+        lambda: write_report(
+            asked.extras.added_to(_report(running), running), stream, as_json=as_json
+        ),
+        stream,
+    )
 
 
 def _report(running: Session) -> Report:

@@ -93,6 +93,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Say how each kernel was probed or why not: registers, resident blocks, spills.",
 )
+@click.option(
+    "--stacks",
+    is_flag=True,
+    help="Say from which host stacks the probed launches came: takes microseconds of each launch.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Give kernel names in full below the report.")
 @click.option(
     "--perfetto",
@@ -121,6 +126,7 @@ def command(
     every: int | None,
     sample: int,
     explain: bool,
+    stacks: bool,
     verbose: bool,
     perfetto: Path | None,
     loader: str | None,
@@ -160,21 +166,22 @@ def command(
         pins=pins_of(pins),
         cost_limit=cost_limit,
         print_limit=print_limit,
+        stacks=stacks,
     )
+    extras = Extras(explain=explain, stacks=stacks, verbose=verbose)
     if idle:
         return _idle(program, workload, options, interval)
     if loader is not None and program is not None:  # the command is all that stands there
         if every is not None or btf is not None:
             raise click.UsageError("--every and --btf do not go with --loader")
         with destination(output) as stream:
-            asked = LoaderRun(loader, (program, *workload), loader_wait, interval)
+            asked = LoaderRun(loader, (program, *workload), loader_wait, interval, extras)
             return run_loader(asked, options, stream, as_json=as_json)
     if program is None or not workload:
         raise click.UsageError("no command to run: put it behind --")
     tool, loaded = choose(program, btf)
     if every is not None:
         loaded = sampled(tool, loaded, every)
-    extras = Extras(explain=explain, verbose=verbose)
     with destination(output) as stream, picture_file(tool, perfetto) as picture:
         if tool is None:
             return run_object(

@@ -3,6 +3,7 @@
 from egpu.session.arenas import Arena, Maps, Ring, RingTotals
 from egpu.session.cache import Way
 from egpu.session.explain import Explanation
+from egpu.session.launch_stacks import LaunchStack
 from egpu.session.links import Link
 from egpu.session.loadable import Globals, Object, ObjectProgram
 from egpu.session.map_list import ListedMap, list_maps
@@ -19,6 +20,7 @@ __all__ = [
     "Explanation",
     "Globals",
     "IdleWorkload",
+    "LaunchStack",
     "Link",
     "ListedMap",
     "Maps",

@@ -10,7 +10,6 @@ from egpu.bpf.own_maps import BLOCKS, own_map
 from egpu.bpf.program import Program
 from egpu.maps import HashView
 from egpu.session.arenas import Arenas
-from egpu.session.host_programs import on_host
 from egpu.verifier import Limits, Policy, VerifiedProgram, verify
 
 
@@ -25,7 +24,7 @@ def verify_all(
     limits = limits or Limits()
     found = []
     for number, program in enumerate(programs):
-        if on_host(program):  # where it runs alone
+        if program.on_host:  # where it runs alone
             found.append(verify(program, policy=policy, limits=replace(limits, lost_updates=True)))
             continue
         verified = verify(program, policy=policy, limits=limits)

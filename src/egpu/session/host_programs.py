@@ -20,7 +20,7 @@ from egpu.bpf.helpers import HELPERS
 from egpu.bpf.interp_helpers import BODIES
 from egpu.bpf.maptypes import MapType, traits
 from egpu.bpf.own_maps import PRINT_RING, own_map
-from egpu.bpf.program import AttachKind, MapSpec, Program
+from egpu.bpf.program import MapSpec
 from egpu.errors import EgpuError, UnsupportedError
 from egpu.maps import Values
 from egpu.session.host_maps import HostMap
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from egpu.bpf.interp import HelperBody, Machine
     from egpu.session.arenas import Arenas
 
-HOST_KINDS = frozenset({AttachKind.HOST_ENTRY, AttachKind.HOST_EXIT})
 _TIMES = (5, 125, 160)  # bpf_ktime_get_ns and its like
-# Helpers that mean the same on the host: of maps, times, the thread, numbers and printing.
-_HELPERS = frozenset({1, 2, 3, *_TIMES, 6, 7, 14, 15, 16, 174, 177})
+# Helpers that mean the same on the host: of maps, times, the thread and its stack, numbers and
+# printing.
+_STACKS = frozenset({27, 67})  # bpf_get_stackid, bpf_get_stack
+_HELPERS = frozenset({1, 2, 3, *_TIMES, 6, 7, 14, 15, 16, *_STACKS, 174, 177})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,6 @@ class HostLine:
 class _HostProgram:
     verified: VerifiedProgram
     points: tuple[HostPoint, ...]
-
-
-def on_host(program: Program) -> bool:
-    """Whether a program is attached to places of the host only."""
-    return bool(program.attach) and {point.kind for point in program.attach} <= HOST_KINDS
 
 
 class HostPrograms:
@@ -98,6 +94,8 @@ class HostPrograms:
         """What the agents must do for them."""
         found = Feature(0)
         for each in self._programs:
+            if each.verified.facts.helpers & _STACKS:
+                found |= Feature.STACKS
             for point in each.points:
                 found |= Feature.HOST_EXIT if point.leaving else Feature.HOST_ENTRY
         return found
@@ -206,7 +204,14 @@ def _place(call: HostCall) -> Place:
         status = where.stat()
         owner = status.st_gid << 32 | status.st_uid
     both = call.pid << 32 | call.thread
-    return Place(pid_tgid=both, uid_gid=owner, comm=comm, seed=secrets.randbits(32))
+    return Place(
+        pid_tgid=both,
+        uid_gid=owner,
+        comm=comm,
+        stack=call.stack,
+        callers=call.callers,
+        seed=secrets.randbits(32),
+    )
 
 
 def _check(verified: VerifiedProgram) -> None:

@@ -46,6 +46,8 @@ def sharing(
 
 def _one(spec: MapSpec, changed: bool, added: bool) -> Sharing:
     storage = traits(spec.type).storage
+    if storage is Storage.STACKS:  # it has nothing that a program changes
+        return Sharing.GIVEN
     if not changed and storage in (Storage.ARRAY, Storage.HASH):
         return Sharing.GIVEN
     if changed and added and storage is Storage.ARRAY and spec.value_size % 4 == 0:

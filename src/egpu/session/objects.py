@@ -11,10 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from egpu.bpf.own_maps import SPECS, missing_maps
-from egpu.bpf.program import NO_MAP, AttachKind, Insn, MapSpec, Object, Program, PseudoSrc
+from egpu.bpf.program import (
+    HOST_KINDS,
+    NO_MAP,
+    AttachKind,
+    Insn,
+    MapSpec,
+    Object,
+    Program,
+    PseudoSrc,
+)
 from egpu.errors import InputError, UnsupportedError
 from egpu.session.host_points import host_point
-from egpu.session.host_programs import HOST_KINDS
 
 _LD_IMM64 = 0x18
 _PROBED = frozenset({AttachKind.ENTRY, AttachKind.EXIT, AttachKind.INSTRUCTION})

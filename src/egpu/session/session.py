@@ -33,7 +33,8 @@ from egpu.session.attached import ProbeSet
 from egpu.session.cache import TwinCache, cache_limit, default_directory
 from egpu.session.explain import Explanation, explain, without_resources
 from egpu.session.features import Clock, clocks, features_of
-from egpu.session.host_programs import HostPrograms, on_host
+from egpu.session.host_programs import HostPrograms
+from egpu.session.launch_stacks import LaunchStack, LaunchStacks
 from egpu.session.links import Link, Links
 from egpu.session.objects import Collection
 from egpu.session.prints import Prints, print_calls
@@ -42,6 +43,7 @@ from egpu.session.ring_load import RingLoad, ring_loads
 from egpu.session.seconds import check_seconds
 from egpu.session.service import MapService
 from egpu.session.slots import thread_slots
+from egpu.session.stacks import StackFrame
 from egpu.session.twins import TwinBuilder, TwinReport
 from egpu.session.workload import (
     Workload,
@@ -69,7 +71,9 @@ class Options:
     ``pins``: pin names of maps, by the map's name (``egpu.open_map`` reads them anywhere).
     ``cost_limit``: most instructions, in the worst case, that a program may add to a thread (see
     ``egpu.verifier.Limits.cost``). ``print_limit``: lines of bpf_printk given out in a second, 0
-    for all. ``cookies``: what bpf_get_attach_cookie gives, by program name; 0 for others.
+    for all. ``stacks``: keep from which stack each launch came (``Session.stack_of``), which takes
+    microseconds of each probed launch. ``cookies``: what bpf_get_attach_cookie gives, by program
+    name; 0 for others.
     ``environment`` is added to the workload's.
     """
 
@@ -89,6 +93,7 @@ class Options:
     thread_slots: int | None = None
     pins: Mapping[str, str] = field(default_factory=dict)
     print_limit: int = 10_000
+    stacks: bool = False
     cookies: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -135,7 +140,7 @@ class Session:
         names = collection.names
         maps = verified[0].program.maps
         every = verified
-        verified = [each for each in every if not on_host(each.program)]
+        verified = [each for each in every if not each.program.on_host]
         self._options = options
         slots = thread_slots(options.thread_slots)
         self._notes = [
@@ -156,7 +161,7 @@ class Session:
         probes = ProbeSet(verified, only=options.kernels)
         self._links = Links(probes, collection.links, every, options.twin_wait_s)
         self._host = HostPrograms(
-            [each for each in every if on_host(each.program)],
+            [each for each in every if each.program.on_host],
             verified,
             self._arenas,
             probes.is_enabled,
@@ -282,6 +287,20 @@ class Session:
         layouts = [arena.layout for arena in self._arenas.all()]
         return ring_loads(self.kernels(), probes, layouts)
 
+    def stack_of(self, launch_id: int, pid: int | None = None) -> tuple[StackFrame, ...] | None:
+        """From where a probed launch came, innermost frame first; None if it is not kept: there is
+        no such launch, or 65,536 later ones of its process.
+
+        ``launch_id`` is what ``ctx->launch_id`` gives in kernels.  Raises InputError unless the
+        session keeps stacks (``Options.stacks``, or a program that calls bpf_get_stackid or
+        bpf_get_stack), or if several processes have such a launch and ``pid`` names none.
+        """
+        return self._stacks.of(launch_id, pid)
+
+    def launch_stacks(self) -> tuple[LaunchStack, ...]:
+        """Every stack from which launches that are kept came; none if stacks are not kept."""
+        return self._stacks.all()
+
     def snapshot(self, timeout: float = 5.0) -> bool:
         """Have every agent copy its maps now; False if one did not answer in time."""
         return self._server.snapshot(timeout)
@@ -402,7 +421,12 @@ class Session:
     def _start(self, workload: Workload) -> None:
         self._cleanup.callback(self._arenas.close)
         features = features_of(self._verified) | self._host.features
+        if self._options.stacks:
+            features |= Feature.STACKS
         self._server = workload.open(self._broker, features, self._cleanup)
+        self._stacks = LaunchStacks(
+            self._server.launch_stacks, self._server.stacks, asked=Feature.STACKS in features
+        )
         self._links.serve(self._server)
         self._arenas.refresh = self._server.snapshot
         self._arenas.stacks = self._server.stacks

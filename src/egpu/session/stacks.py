@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import io
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,13 +58,18 @@ class StackView(Mapping[int, tuple[StackFrame, ...]]):
 
     def __getitem__(self, number: int) -> tuple[StackFrame, ...]:
         frames = self._stacks()[number]
-        return tuple(_named(frame) for frame in frames[: self._spec.value_size // 8])
+        return named(frames[: self._spec.value_size // 8])
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._stacks()))
 
     def __len__(self) -> int:
         return len(self._stacks())
+
+
+def named(frames: Sequence[CallFrame]) -> tuple[StackFrame, ...]:
+    """The frames with the functions in which they are."""
+    return tuple(_named(frame) for frame in frames)
 
 
 def _named(frame: CallFrame) -> StackFrame:

@@ -23,7 +23,7 @@ def with_explanations(report: Report, rows: Sequence[Explanation]) -> Report:
     if len(rows) > _ROWS:
         added.append(Paragraph(f"... and {len(rows) - _ROWS:,} more; --json has them"))
     data = {**report.data, "explain": [_data(*each) for each in zip(rows, names, strict=True)]}
-    return replace(_before_cost(report, added), data=data)
+    return replace(before_cost(report, added), data=data)
 
 
 def with_full_names(report: Report) -> Report:
@@ -36,10 +36,10 @@ def with_full_names(report: Report) -> Report:
     if not full:
         return report
     lines = [Paragraph(f"{short} is {whole}") for short, whole in full]
-    return _before_cost(report, lines)
+    return before_cost(report, lines)
 
 
-def _before_cost(report: Report, added: Sequence[Part]) -> Report:
+def before_cost(report: Report, added: Sequence[Part]) -> Report:
     """Every report ends with its own cost."""
     place = next(
         (

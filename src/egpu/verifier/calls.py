@@ -24,7 +24,6 @@ from egpu.verifier.verified import Policy, Region
 _REFUSED: dict[int, tuple[str, str]] = {
     12:  ("bpf_tail_call: probes do not jump to other programs", "call a static function"),
     35:  ("bpf_get_current_task: a GPU thread is no task", "use bpf_get_current_pid_tgid"),
-    67:  ("bpf_get_stack: the device has the number of a stack only", "use bpf_get_stackid"),
     25:  ("bpf_perf_event_output: there is no such buffer", "use a ring buffer"),
     93:  ("bpf_spin_lock: lanes of a warp that wait for each other never end", "use atomics"),
     94:  ("bpf_spin_unlock: lanes of a warp that wait for each other never end", "use atomics"),
@@ -39,6 +38,7 @@ _CORE_HINT = "test for it first: bpf_core_field_exists() and its like"
 _KEY_SIZE = 4  # of arrays
 WRITE_LIMIT = 256  # bytes that a helper writes to memory it is given
 PARAMETERS_LIMIT = 512  # of a kernel
+_ERRNO_LIMIT = 4095
 _LARGEST_KEY = 256  # of tables
 _FORMAT_ARGUMENTS = 2  # before the values that a format shows
 _LARGEST_VALUE = 1 << 29  # as for pointer offsets
@@ -79,7 +79,7 @@ def find_helper(setting: Setting, number: int) -> Helper:
             f"helper {helper.name} changes the workload, which a probe may not",
             hint="allow it with --allow-control",
         )
-    if not helper.body:
+    if not helper.body and not (helper.host and setting.on_host):
         reason = helper.missing or "it has no device body yet"
         raise Refusal(
             "P2",
@@ -125,6 +125,7 @@ class _Call:
         self.ring_bytes = 0
         self.record_size = 0
         self.released = 0
+        self.written = 0
         self.null_context = False
         self.outputs: list[tuple[Pointer, int]] = []
 
@@ -278,9 +279,11 @@ class _Call:
         length = self._number(register + 1)
         size = length.constant()
         least = 0 if self.helper.args[position + 1] is Arg.SIZE_OR_ZERO else 1
-        if size is None or not least <= size <= WRITE_LIMIT:
-            needs = f"a constant size from {least} to {WRITE_LIMIT}"
+        most = WRITE_LIMIT if self.helper.body else _LARGEST_VALUE  # without one: the interpreter's
+        if size is None or not least <= size <= most:
+            needs = f"a constant size from {least} to {most}"
             raise self._refuse(register + 1, length, needs, "pass sizeof a buffer")
+        self.written = size
         if size:
             self.outputs.append((self._memory(register, value, size, Access.WRITE), size))
         else:  # nothing is written, but as in Linux the pointer has to be right
@@ -386,6 +389,8 @@ class _Call:
     def _result(self) -> Scalar | Pointer | None:
         match self.helper.ret:
             case Ret.SCALAR:
+                if self.helper.counts:  # Linux: do_refine_retval_range
+                    return S64.from_signed(-_ERRNO_LIMIT, self.written)
                 maximum = self.helper.maximum
                 return S64.unknown if maximum is None else S64.from_range(0, maximum)
             case Ret.MAP_VALUE_OR_NULL if self.setting.map(self.map).inner:

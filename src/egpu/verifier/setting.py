@@ -55,6 +55,7 @@ class Setting:
     constants: dict[int, Scalar | Pointer] = field(default_factory=dict, repr=False)
     strict: bool = field(init=False)
     attached: bool = field(init=False)
+    on_host: bool = field(init=False)
     fields: tuple[Field, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +63,7 @@ class Setting:
         self.strict = self.policy is not Policy.EXECUTOR
         self.attached = self.strict and any(p.kind is not AttachKind.EXECUTOR for p in points)
         self.fields = fields_of(points)
+        self.on_host = self.program.on_host
 
     def map(self, index: int) -> MapSpec:
         maps = self.program.maps
