@@ -181,6 +181,8 @@ static long element(int command, const union bpf_attr *attr)
     int error;
     switch (command) {
     case BPF_MAP_LOOKUP_ELEM:
+        if (attr->flags != 0) /* BPF_F_LOCK: no map has a lock */
+            return -EINVAL;
         return take(&answer, about(map, EGPU_OP_LOOKUP, 0, key, NULL, &answer), value,
                     map->user_size);
     case BPF_MAP_LOOKUP_AND_DELETE_ELEM:

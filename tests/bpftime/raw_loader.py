@@ -21,7 +21,8 @@ NR_BPF, NR_PERF_EVENT_OPEN = 321, 298  # x86-64
 INFO, BTF_LOAD, TAKE, FREEZE, READ_BATCH, TAKE_BATCH, WRITE_BATCH, DELETE_BATCH, LINK = (
     15, 18, 21, 22, 24, 25, 26, 27, 28
 )  # fmt: skip
-HASH, ARRAY, PER_CPU, RING = 1, 2, 6, 27
+HASH, ARRAY, PER_CPU, LRU_HASH, QUEUE, RING = 1, 2, 6, 9, 22, 27
+ENOTSUPP = 524  # of Linux itself, not of errno.h
 SOCKET_FILTER, KPROBE, TRACEPOINT = 1, 2, 5
 ANY, NOEXIST, EXIST = range(3)
 RDONLY, WRONLY = 1 << 3, 1 << 4  # BPF_F_RDONLY, BPF_F_WRONLY
@@ -162,6 +163,17 @@ def access() -> None:
         expect("list what is written", element(NEXT, blind, None, key(0)), -errno.EPERM)
         expect("take what is written", lookup(blind, key(0), 8, TAKE), -errno.EPERM)
         expect("neither", create(kind, 4, 8, 2, flags=RDONLY | WRONLY), -errno.EINVAL)
+    for kind, wrong in ((HASH, 2), (HASH, 0x400), (HASH, 0x1000), (ARRAY, 1), (ARRAY, 0x800)):
+        expect(f"flags {wrong} of {kind}", create(kind, 4, 8, 2, flags=wrong), -errno.EINVAL)
+    expect("a queue's flags", create(QUEUE, 0, 8, 2, flags=1), -errno.EINVAL)
+    for wrong in (1, 3):
+        expect("an LRU map's flags", create(LRU_HASH, 4, 8, 2, flags=wrong), -ENOTSUPP)
+    expect("an LRU map's flags", create(LRU_HASH, 4, 8, 2, flags=2) >= 0, True)
+    shut = create(HASH, 4, 8, 2, flags=1)
+    expect("freeze", bpf(FREEZE, struct.pack("<I", shut)), 0)
+    expect("freeze again", bpf(FREEZE, struct.pack("<I", shut)), -errno.EPERM)
+    expect("set what is frozen", element(UPDATE, shut, key(0), value(1)), -errno.EPERM)
+    expect("look up with flags", element(LOOKUP, shut, key(0), value(0), 1), -errno.EINVAL)
     expect("a ring's flags", create(RING, 0, 0, 4096, flags=WRONLY), -errno.EINVAL)
 
 

@@ -182,6 +182,9 @@ def test_frozen_maps_are_the_programs_alone(tmp_path):
         blocks.freeze()
         assert (blocks.frozen, session.maps["blocks"].frozen) == (True, True)
         with pytest.raises(MapError, match="frozen") as info:
+            blocks.freeze()
+        assert info.value.errno == errno.EPERM
+        with pytest.raises(MapError, match="frozen") as info:
             blocks[4] = 41
         assert info.value.errno == errno.EPERM
         stepper.do("first 5 3")

@@ -74,6 +74,11 @@ def test_another_process_reads_and_changes_a_running_session(scene, folder):
         assert session.maps["blocks"].frozen
         stepper.do("second 5 10")
         stepper.end(session)
+        lines = said("dump", "totals", "--per-sm").splitlines()
+        assert lines[0] == "0: [10, 10, 10, 10] by SM"
+        (per_sm,) = json.loads(said("dump", "totals", "--per-sm", "--json"))["contexts"]
+        assert sum(per_sm[SECOND]["parts"]) == 50
+        assert "no copy per SM" in said("dump", "blocks", "--per-sm", code=2)
         document, (totals,) = dumped("totals")
         assert document["complete"]
         assert totals == {0: 40, 1: 50, 2: 280, 3: 9, 4: 0, 5: 0}
@@ -105,7 +110,15 @@ def test_what_is_saved_can_be_read_and_changed(scene):
     said("set", "s", "1", "[3, 4]")
     assert said("get", "s", "1") == "factor=3 bias=4\n"
     assert "it has 4 elements" in said("set", "s", "4", "[3, 4]", code=1)
+    assert blocks.lookup_batch([77, 1, 500]) == {77: 1, 1: 3}
+    assert totals.lookup_batch([FIRST, PRESENT]) == {FIRST: 5, PRESENT: 25}
+    assert totals.per_sm(FIRST) == (5, 0, 0, 0)
+    with pytest.raises(KeyError):
+        totals.lookup_batch([FIRST, 1000])
+    with pytest.raises(InputError, match="no copy per SM"):
+        blocks.per_sm(77)
     said("freeze", "b")
+    assert "frozen" in said("freeze", "b", code=1)
     assert "frozen" in said("delete", "b", "1", code=1)
     said("unpin", "b")
     assert "no map is pinned as b" in said("dump", "b", code=1)

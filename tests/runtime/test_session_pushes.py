@@ -80,6 +80,7 @@ def test_order_flags_and_error_numbers(tmp_path):
         queue.freeze()
         assert queue.frozen
         assert refused(queue.push, pair(1)) == refused(queue.pop) == errno.EPERM
+        assert refused(queue.freeze) == errno.EPERM
         assert queue.peek() == pair(5)
         stepper.end(session)
         assert refused(session.maps["latest"].push, pair(1)) == errno.ESTALE

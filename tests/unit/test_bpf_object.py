@@ -423,6 +423,14 @@ BAD = {
         'struct { __uint(type, 2); __uint(map_flags, 0x18); } m SEC(".maps");',
         "BPF_F_RDONLY and BPF_F_WRONLY exclude each other",
     ),
+    "a flag of other types": (
+        'struct { __uint(type, 1); __uint(map_flags, 2); } m SEC(".maps");',
+        "map 'm': a HASH does not take BPF_F_NO_COMMON_LRU; it takes BPF_F_NO_PREALLOC, ",
+    ),
+    "a flag that is not supported": (
+        'struct { __uint(type, 9); __uint(map_flags, 1); } m SEC(".maps");',
+        "map 'm': an LRU_HASH cannot have BPF_F_NO_PREALLOC: ",
+    ),
     "access by programs": (
         'struct { __uint(type, 1); __uint(map_flags, 0x180); } m SEC(".maps");',
         "BPF_F_RDONLY_PROG and BPF_F_WRONLY_PROG exclude each other",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from egpu.bpf.access import access_problem
 from egpu.bpf.btf import Btf, BtfKind, BtfMember, BtfType
 from egpu.bpf.elf import SYMBOL_SECTION, Elf, Section
+from egpu.bpf.map_flags import flag_problem
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.object_inner import with_inner
 from egpu.bpf.program import BPF_F_RDONLY_PROG, MapSpec
@@ -198,9 +198,9 @@ def _spec(
         kind = MapType(numbers["type"])
     except ValueError as error:
         raise UnsupportedError(f"map type {numbers['type']} at {where}") from error
-    problem = access_problem(kind, numbers.get("map_flags", 0))
-    if problem:
-        raise InputError(problem, where=where)
+    problem = flag_problem(kind, numbers.get("map_flags", 0))
+    if problem is not None:
+        raise InputError(problem.text, where=where, hint=problem.hint)
     for key in ("key_size", "value_size", "max_entries"):
         if numbers.setdefault(key, 0) > _MAX_SIZE:
             raise InputError(f"{key} is {numbers[key]}, limit {_MAX_SIZE}", where=where)

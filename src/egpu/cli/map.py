@@ -70,12 +70,15 @@ def list_command(*, as_json: bool) -> None:
 
 @command.command("dump")
 @reference_argument
+@click.option("--per-sm", is_flag=True, help="The values on each SM, not their sums.")
 @json_option
-def dump(*, reference: str, as_json: bool) -> None:
+def dump(*, reference: str, per_sm: bool, as_json: bool) -> None:
     """Print every entry, of one snapshot; of a Bloom filter how full it is."""
-    from egpu.bpf.maptypes import MapType  # noqa: PLC0415
+    from egpu.bpf.maptypes import MapType, traits  # noqa: PLC0415
 
     found = _open(reference).contents()
+    if per_sm and not traits(found.spec.type).per_sm:
+        raise click.UsageError(f"{reference} is a {found.spec.type.name}: it has no copy per SM")
     head: dict[str, object] = {"map": found.spec.name, "type": found.spec.type.name}
     head |= {"complete": found.complete, "frozen": found.frozen}
     if found.spec.type is MapType.BLOOM_FILTER:
@@ -85,7 +88,7 @@ def dump(*, reference: str, as_json: bool) -> None:
         click.echo(f"{found.fill():.1%} of its bits are set; what is in it cannot be listed:")
         click.echo(f"`egpu map peek {reference} VALUE` asks for a value")
         return
-    copies = [_rows(found, number) for number in range(len(found.copies))]
+    copies = [_rows(found, number, per_sm=per_sm) for number in range(len(found.copies))]
     if as_json:
         contexts = [[{"key": plain(key), name: plain(value)} for key, name, value in copy]
                     for copy in copies]  # fmt: skip
@@ -101,12 +104,15 @@ def dump(*, reference: str, as_json: bool) -> None:
             click.echo(f"{name}: {count:,}")
 
 
-def _rows(found: Contents, number: int) -> list[tuple[Any, str, object]]:
-    """(key, "value", value), or (key, "parts", values by SM) where they cannot be summed."""
+def _rows(found: Contents, number: int, *, per_sm: bool) -> list[tuple[Any, str, object]]:
+    """(key, "value", value), or (key, "parts", values by SM) where they are asked for or cannot be
+    summed."""
     try:
-        return [(key, "value", value) for key, value in found.decoded(number).items()]
+        if not per_sm:
+            return [(key, "value", value) for key, value in found.decoded(number).items()]
     except InputError:
-        return [(key, "parts", values) for key, values in found.parts(number).items()]
+        pass  # they cannot be summed
+    return [(key, "parts", values) for key, values in found.parts(number).items()]
 
 
 @command.command("get", cls=_Numbers)

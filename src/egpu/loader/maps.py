@@ -167,9 +167,8 @@ class LoaderMap:
         return value
 
     def freeze(self) -> None:
-        """Refuse every later change by the loader."""
-        with _linux_errors():
-            check_write(self.spec)
+        """Refuse every later change by the loader; EPERM the second time."""
+        self._writable()
         self.frozen = True
 
     def delete(self, key: bytes) -> None:

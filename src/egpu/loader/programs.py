@@ -6,9 +6,9 @@ import errno
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from egpu.bpf.access import access_problem
 from egpu.bpf.insn import decode, program_from_code
 from egpu.bpf.isa import LD_IMM64, instructions
+from egpu.bpf.map_flags import flag_problem
 from egpu.bpf.maptypes import MapType, traits
 from egpu.bpf.program import (
     MEMORY_CAPTURE,
@@ -72,9 +72,9 @@ def new_map(number: int, fields: Sequence[int], name: str) -> MapSpec:
         raise OSError(errno.EINVAL, f"map {name}: unknown type {kind}") from None
     if traits(map_type).storage is None:
         raise OSError(errno.EINVAL, f"map {name}: egpu has no {map_type.name} yet")
-    problem = access_problem(map_type, flags)
-    if problem:
-        raise OSError(errno.EINVAL, f"map {name}: {problem}")
+    problem = flag_problem(map_type, flags)
+    if problem is not None:
+        raise OSError(problem.errno, f"map {name}: {problem.text}; {problem.hint}")
     return MapSpec(name or f"map{number}", map_type, key_size, value_size, entries, flags)
 
 

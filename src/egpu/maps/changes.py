@@ -83,7 +83,10 @@ class Changes:
         return self._host is not None and self._host.frozen
 
     def freeze(self) -> None:
-        """Refuse every later change from outside of programs (``BPF_MAP_FREEZE``)."""
+        """Refuse every later change from outside of programs (``BPF_MAP_FREEZE``).
+
+        MapError EPERM if it is frozen already.
+        """
         self._owner().freeze()
 
     def update(self, key: Any, value: object, flag: UpdateFlag = UpdateFlag.ANY) -> None:

@@ -120,7 +120,10 @@ class Pushes:
         return self._pusher is not None and self._pusher.frozen
 
     def freeze(self) -> None:
-        """Refuse every later change from outside of programs (``BPF_MAP_FREEZE``)."""
+        """Refuse every later change from outside of programs (``BPF_MAP_FREEZE``).
+
+        MapError EPERM if it is frozen already.
+        """
         self._keeper().freeze()
 
     def _keeper(self) -> PushHost:

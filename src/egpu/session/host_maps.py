@@ -41,6 +41,8 @@ class HostMap:
     def freeze(self) -> None:
         check_write(self._spec)
         with self._arenas.changing:
+            if self.frozen:  # as Linux: its descriptor cannot write any more
+                raise MapError("it is frozen", errno=errno.EPERM, where=f"map {self._spec.name}")
             self._arenas.frozen.add(self._index)
 
     def part(self, number: int) -> HostMap:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -97,6 +97,24 @@ class PinnedMap(Changes, Pushes, Mapping[Any, object]):
         if not found:
             raise KeyError(key)
         return tuple(decode(spec, spec.value_type, value) for values in found for value in values)
+
+    def per_sm(self, key: Any) -> tuple[object, ...]:
+        """The value of ``key`` on each SM slot; InputError if the map has one copy only, KeyError
+        if the key is not there."""
+        if not traits(self._spec.type).per_sm:
+            raise InputError("has no copy per SM", where=self._where())
+        return self.parts(key)
+
+    def lookup_batch(self, keys: Iterable[Any]) -> dict[Any, object]:
+        """The values of ``keys`` in one snapshot; of a hash map, of those that are there."""
+        entries, hashed = self.to_dict(), traits(self._spec.type).hashed
+        if not hashed:
+            return {key: entries[key] for key in keys}
+        found = {}
+        for key in keys:
+            with contextlib.suppress(KeyError):
+                found[key] = entries[self._shown(key)]
+        return found
 
     def __getitem__(self, key: Any) -> object:
         if isinstance(key, str) and traits(self._spec.type).indexed:
