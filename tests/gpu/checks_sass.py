@@ -20,6 +20,8 @@ from observing import (
     rows_by_name,
 )
 
+from egpu.bpf.demangle import demangle
+
 _MISSING = 77  # exit code of frameworks.py: not installed
 
 
