@@ -167,7 +167,7 @@ def leaving(built: Built) -> str:
     code and in PTX: all are counted, whatever else their warps do."""
     probe = str(HERE / "probes" / "leaving.bpf.o")
     threads, records = 0, 0
-    for name, rounds in (("stress", "40"), ("machine_code", "6")):
+    for name, rounds in (("stress", "25"), ("machine_code", "4")):
         for program in (name, f"{name}_ptx"):
             argv = [built.program(program), rounds]
             unprobed = plain(argv)
