@@ -8,10 +8,22 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from egpu.errors import InputError
+from egpu.image.cubin_tables import (
+    SECTIONS,
+    SYMBOLS,
+    Rows,
+    Table,
+    name_of,
+    reaches_past,
+    table_of,
+    unnamed,
+)
 from egpu.image.model import KernelInfo
 
 # fmt: off
@@ -66,7 +78,7 @@ class Cubin:
     data: bytes
     arch: int
     suffix: str
-    sections: tuple[Section, ...]
+    sections: Sequence[Section]
 
     def content(self, section: Section) -> bytes:
         """The bytes of a section in the file."""
@@ -85,7 +97,7 @@ def open_cubin(data: bytes) -> Cubin:
     if header["machine"] != EM_CUDA:
         raise _malformed(f"machine {header['machine']} instead of {EM_CUDA} (CUDA)")
     sections = _sections(data, header)
-    if (length := elf_length(data)) > len(data):
+    if (length := _length(data, header, sections=False)) > len(data):
         raise _malformed(f"it has {len(data)} of its {length} bytes")
     flags, abi = header["flags"], data[8]
     arch = flags >> 8 & 0xFF if abi >= ABI_WITH_ARCH_IN_SECOND_BYTE else flags & 0xFF
@@ -98,7 +110,10 @@ def open_cubin(data: bytes) -> Cubin:
 
 def elf_tables_end(head: bytes) -> int:
     """Bytes from the start that hold the ELF header and both header tables."""
-    header = _header(head)
+    return _tables_end(_header(head))
+
+
+def _tables_end(header: dict[str, int]) -> int:
     return max(
         HEADER_SIZE,
         header["shoff"] + header["shnum"] * header["shentsize"],
@@ -108,11 +123,15 @@ def elf_tables_end(head: bytes) -> int:
 
 def elf_length(data: bytes) -> int:
     """Bytes of the ELF file whose first ``elf_tables_end`` bytes are ``data``."""
-    header = _header(data)
-    ends = [elf_tables_end(data)]
+    return _length(data, _header(data), sections=True)
+
+
+def _length(data: bytes, header: dict[str, int], *, sections: bool) -> int:
+    """Where the tables and the segments end, and, where nobody has looked at them, the sections."""
+    ends = [_tables_end(header)]
     for row in _table(data, header, "ph", SEGMENT):
         ends.append(row[2] + row[5])
-    for row in _table(data, header, "sh", SECTION):
+    for row in _table(data, header, "sh", SECTION) if sections else ():
         if row[1] != SHT_NOBITS:
             ends.append(row[4] + row[5])
     return max(ends)
@@ -132,36 +151,53 @@ def _header(data: bytes) -> dict[str, int]:
 def _table(
     data: bytes, header: dict[str, int], prefix: str, row: struct.Struct
 ) -> Iterator[tuple[int, ...]]:
-    count, step, begin = header[f"{prefix}num"], header[f"{prefix}entsize"], header[f"{prefix}off"]
-    if not count:
-        return
-    if step < row.size or begin + count * step > len(data):
-        raise _malformed(f"its {prefix} table of {count} x {step} bytes at {begin} does not fit")
+    count, step, begin = _place(data, header, prefix, row.size)
     for index in range(count):
         yield row.unpack_from(data, begin + index * step)
 
 
-def _sections(data: bytes, header: dict[str, int]) -> tuple[Section, ...]:
-    rows = list(_table(data, header, "sh", SECTION))
-    for row in rows:
-        if row[1] != SHT_NOBITS and row[4] + row[5] > len(data):
-            raise _malformed(f"a section of {row[5]} bytes at {row[4]} does not fit")
-    if not rows:
+def _place(data: bytes, header: dict[str, int], prefix: str, size: int) -> tuple[int, int, int]:
+    """(rows, bytes from each to the next, offset) of a header table."""
+    count, step, begin = header[f"{prefix}num"], header[f"{prefix}entsize"], header[f"{prefix}off"]
+    if count and (step < size or begin + count * step > len(data)):
+        raise _malformed(f"its {prefix} table of {count} x {step} bytes at {begin} does not fit")
+    return count, step, begin
+
+
+def section_table(data: bytes) -> Table:
+    """The section headers of a cubin."""
+    count, step, begin = _place(data, _header(data), "sh", SECTION.size)
+    return table_of(data, SECTIONS, begin, count, step)
+
+
+def section_names(data: bytes, table: Table) -> bytes:
+    """The string table with the names of a cubin's sections."""
+    strings = _header(data)["shstrndx"]
+    if strings >= len(table):
+        raise _malformed(f"section names in section {strings} of {len(table)}")
+    row = table[strings]
+    begin = int(row["offset"])
+    return b"" if row["type"] == SHT_NOBITS else data[begin : begin + int(row["size"])]
+
+
+def _sections(data: bytes, header: dict[str, int]) -> Sequence[Section]:
+    count, step, begin = _place(data, header, "sh", SECTION.size)
+    table = table_of(data, SECTIONS, begin, count, step)
+    stored = table[table["type"] != SHT_NOBITS]
+    for at in reaches_past(stored, len(data)):
+        row = stored[at]
+        raise _malformed(f"a section of {row['size']} bytes at {row['offset']} does not fit")
+    if not count:
         return ()
-    if header["shstrndx"] >= len(rows):
-        raise _malformed(f"section names in section {header['shstrndx']} of {len(rows)}")
-    strings = rows[header["shstrndx"]]
-    names = b"" if strings[1] == SHT_NOBITS else data[strings[4] : strings[4] + strings[5]]
-    return tuple(
-        Section(_string(names, row[0]), row[1], row[4], row[5], row[6], row[7]) for row in rows
-    )
+    names = section_names(data, table)
+    for at in unnamed(table, names):
+        name_of(names, int(table["name"][at]))  # says so
 
+    def section(at: int) -> Section:
+        row = SECTION.unpack_from(data, begin + at * step)
+        return Section(name_of(names, row[0]), row[1], row[4], row[5], row[6], row[7])
 
-def _string(table: bytes, at: int) -> str:
-    end = table.find(b"\0", at)
-    if at >= len(table) or end < 0:
-        raise _malformed(f"a name at byte {at} of a string table of {len(table)}")
-    return table[at:end].decode("utf-8", "backslashreplace")
+    return Rows(count, section)
 
 
 def list_cubin_kernels(cubin: Cubin) -> tuple[KernelInfo, ...]:
@@ -172,27 +208,34 @@ def list_cubin_kernels(cubin: Cubin) -> tuple[KernelInfo, ...]:
     if table.link >= len(cubin.sections):
         raise _malformed(f"symbol names in section {table.link} of {len(cubin.sections)}")
     names = cubin.content(cubin.sections[table.link])
+    named = {each.name: each for each in cubin.sections}
     registers = _registers(cubin)
     has_ptx = bool(ptx_sections(cubin))
     kernels: list[KernelInfo] = []
-    content = cubin.content(table)
-    for index in range(len(content) // SYMBOL.size):
-        name_at, info, other, _shndx, _value, _size = SYMBOL.unpack_from(
-            content, index * SYMBOL.size
-        )
-        if info & 0xF != STT_FUNC or not other & STO_ENTRY:
-            continue
-        name = _string(names, name_at)
+    symbols = symbol_table_of(cubin.content(table))
+    for index in kernel_symbols(symbols):
+        name = name_of(names, int(symbols["name"][index]))
         kernels.append(
             KernelInfo(
                 name=name,
-                parameters=_parameters(cubin, name),
+                parameters=_parameters(cubin, named.get(f".nv.info.{name}")),
                 registers=registers.get(index, 0),
-                shared=_shared(cubin, name),
+                shared=_shared(cubin, named.get(f".nv.shared.{name}")),
                 has_ptx=has_ptx,
             )
         )
     return tuple(kernels)
+
+
+def symbol_table_of(content: bytes) -> Table:
+    """The rows of a symbol table's section."""
+    return table_of(content, SYMBOLS, 0, len(content) // SYMBOL.size, SYMBOL.size)
+
+
+def kernel_symbols(symbols: Table) -> list[int]:
+    """Which rows of a symbol table are kernels."""
+    entries = (symbols["other"] & STO_ENTRY).astype(np.bool_)
+    return np.flatnonzero((symbols["info"] & 0xF == STT_FUNC) & entries).tolist()
 
 
 def ptx_sections(cubin: Cubin) -> tuple[Section, ...]:
@@ -220,8 +263,7 @@ def _registers(cubin: Cubin) -> dict[int, int]:
     return found
 
 
-def _parameters(cubin: Cubin, kernel: str) -> tuple[tuple[int, int], ...]:
-    section = cubin.section(f".nv.info.{kernel}")
+def _parameters(cubin: Cubin, section: Section | None) -> tuple[tuple[int, int], ...]:
     found: dict[int, tuple[int, int]] = {}
     if section is not None:
         for attribute, payload in _attributes(cubin.content(section)):
@@ -234,8 +276,7 @@ def _parameters(cubin: Cubin, kernel: str) -> tuple[tuple[int, int], ...]:
     return tuple(found[ordinal] for ordinal in sorted(found))
 
 
-def _shared(cubin: Cubin, kernel: str) -> int:
-    section = cubin.section(f".nv.shared.{kernel}")
+def _shared(cubin: Cubin, section: Section | None) -> int:
     if section is None:
         return 0
     reserved = RESERVED_SHARED if cubin.arch >= RESERVED_FROM_ARCH else 0

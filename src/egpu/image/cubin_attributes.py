@@ -12,6 +12,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from egpu.errors import InputError
 
 
@@ -95,6 +98,9 @@ _PARAMETER_SIZE_SHIFT = 18
 _PARAMETER_BANK = 0x1F000  # the constant bank that the driver chooses
 _SMALL_PARAMETERS = 4352  # bytes
 _HEAD = struct.Struct("<BBH")
+_PAIR_SIZE = _HEAD.size + _PAIR.size  # most rows of .nv.info, thousands one behind the other
+_PAIR_HEAD = _PAIR.size << 16 | Form.SIZED  # without the code
+_WINDOW = 4096  # rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +122,55 @@ def read_attributes(content: bytes) -> tuple[Attribute, ...]:
     """Every attribute of a section; InputError when one runs past the end."""
     found: list[Attribute] = []
     at = 0
-    while at + _HEAD.size <= len(content):
-        form, code, value = _HEAD.unpack_from(content, at)
+    while at < len(content):
+        form, code, value = _head(content, at)
         at += _HEAD.size
-        size = value if form == Form.SIZED else 0
-        if at + size > len(content) or not Form.NONE <= form <= Form.SIZED:
-            raise InputError(f"attribute {code:#x} of form {form} is cut off", where="cubin")
-        found.append(Attribute(form, code, value, content[at : at + size]))
-        at += size
-    if at != len(content):
-        raise InputError(f"{len(content) - at} bytes behind the last attribute", where="cubin")
+        end = at + (value if form == Form.SIZED else 0)
+        _check(code, form, end, content)
+        found.append(Attribute(form, code, value, content[at:end]))
+        at = end
     return tuple(found)
+
+
+def attribute_at(content: bytes, at: int) -> Attribute:
+    """The attribute that begins there (``attribute_places``)."""
+    form, code, value = _HEAD.unpack_from(content, at)
+    at += _HEAD.size
+    return Attribute(form, code, value, content[at : at + (value if form == Form.SIZED else 0)])
+
+
+def attribute_places(content: bytes) -> NDArray[np.int64]:
+    """Where each attribute of a section begins; InputError as from ``read_attributes``.
+
+    For sections with thousands of them, of which a few are looked at.
+    """
+    runs: list[NDArray[np.int64]] = []
+    at = 0
+    while at < len(content):
+        rows = min((len(content) - at) // _PAIR_SIZE, _WINDOW)
+        heads = np.frombuffer(content, "<u4", rows * 3, at)[::3]
+        others = np.flatnonzero(heads & 0xFFFF00FF != _PAIR_HEAD)
+        alike = int(others[0]) if len(others) else rows
+        step, ends = _PAIR_SIZE, at + alike * _PAIR_SIZE
+        if not alike:
+            form, code, value = _head(content, at)
+            step = _HEAD.size + (value if form == Form.SIZED else 0)
+            ends = at + step
+            _check(code, form, ends, content)
+        runs.append(np.arange(at, ends, step))
+        at = ends
+    return np.concatenate(runs) if runs else np.zeros(0, np.int64)
+
+
+def _head(content: bytes, at: int) -> tuple[int, int, int]:
+    if at + _HEAD.size > len(content):
+        raise InputError(f"{len(content) - at} bytes behind the last attribute", where="cubin")
+    return _HEAD.unpack_from(content, at)
+
+
+def _check(code: int, form: int, end: int, content: bytes) -> None:
+    if end > len(content) or not Form.NONE <= form <= Form.SIZED:
+        raise InputError(f"attribute {code:#x} of form {form} is cut off", where="cubin")
 
 
 def write_attributes(attributes: Sequence[Attribute]) -> bytes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from egpu.image.cubin_attributes import ATTRIBUTES, Attribute, Form, Shape, read_attributes
-from egpu.image.cubin_contents import TEXT, Contents
-from egpu.image.cubin_edit import SHT_NULL, SHT_REL, SHT_RELA, Part, Symbol
+import numpy as np
+
+from egpu.image.cubin_attributes import ATTRIBUTES, Attribute, Form, Shape, attribute_places
+from egpu.image.cubin_contents import Contents
+from egpu.image.cubin_edit import SHT_NULL, Part
 
 _DEBUG = (
     ".debug_",
@@ -48,13 +50,15 @@ class Common:
     """What all kernels of a cubin have in common.
 
     ``sections`` that belong to no kernel; ``known``: nothing in them holds a number that is not
-    renumbered.  ``symbols`` by section; ``rows`` of ``.nv.info`` by symbol, each with its place.
+    renumbered.  ``symbols`` that are in no section; ``rows`` of ``.nv.info`` by symbol, as places
+    in ``info``, its bytes.
     """
 
     sections: tuple[int, ...]
     known: bool
-    symbols: Mapping[int, tuple[Symbol, ...]]
-    rows: Mapping[int, tuple[tuple[int, Attribute], ...]]
+    symbols: tuple[int, ...]
+    info: bytes
+    rows: Mapping[int, Sequence[int]]
 
 
 NO_SYMBOL = -1  # rows that name none
@@ -63,31 +67,40 @@ NO_SYMBOL = -1  # rows that name none
 @functools.lru_cache(maxsize=32)
 def common_of(contents: Contents) -> Common:
     parts = contents.parts.parts
-    described = {at for found in contents.about.values() for at in found}
-    sections = tuple(
-        at
-        for at, part in enumerate(parts)
-        if not part.name.startswith((TEXT, *_DEBUG))
-        and at not in described
-        and part.type not in (SHT_REL, SHT_RELA)
-    )
-    symbols: defaultdict[int, list[Symbol]] = defaultdict(list)
-    for symbol in contents.symbols:
-        symbols[symbol.section].append(symbol)
-    rows: defaultdict[int, list[tuple[int, Attribute]]] = defaultdict(list)
+    sections = tuple(at for at in contents.others if not parts[at].name.startswith(_DEBUG))
     at = contents.parts.find(ROWS)
-    for place, row in enumerate(read_attributes(parts[at].data) if at is not None else ()):
-        named = shape_of(row) is Shape.SYMBOL_VALUE
-        index = int.from_bytes(row.payload[:4], "little") if named else NO_SYMBOL
-        rows[index].append((place, row))
+    info = b"" if at is None else parts[at].data
     return Common(
         sections,
         all(is_known(parts[at]) for at in sections),
-        {section: tuple(found) for section, found in symbols.items()},
-        {index: tuple(found) for index, found in rows.items()},
+        tuple(
+            symbol
+            for section, symbols in contents.symbols_of.items()
+            if section == 0 or section >= RESERVED_INDEX
+            for symbol in symbols
+        ),
+        info,
+        _rows(info),
     )
 
 
+def _rows(info: bytes) -> dict[int, list[int]]:
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    text, places = np.frombuffer(info, np.uint8), attribute_places(info)
+    named = np.isin(text[places + 1], _OF_SYMBOLS) & (text[places + 2] >= 4)
+    numbers = np.full(len(places), NO_SYMBOL)
+    for byte in range(4):
+        column = text[places[named] + 4 + byte].astype(np.int64) << 8 * byte
+        numbers[named] = column if byte == 0 else numbers[named] | column
+    for place, number in zip(places.tolist(), numbers.tolist(), strict=True):
+        found[number].append(place)
+    return dict(found)
+
+
+_OF_SYMBOLS = [code for code, kind in ATTRIBUTES.items() if kind.shape is Shape.SYMBOL_VALUE]
+
+
+RESERVED_INDEX = 0xFF00  # from here on a symbol's section is no section (ELF gABI)
 ROWS = ".nv.info"
 
 
@@ -96,9 +109,11 @@ def is_known(part: Part) -> bool:
     room for one)."""
     if part.type != SHT_NULL and not part.name.startswith(_KNOWN):
         return False
-    return not part.name.startswith(ROWS) or all(
-        each.form != Form.SIZED or each.code in ATTRIBUTES for each in read_attributes(part.data)
-    )
+    if not part.name.startswith(ROWS):
+        return True
+    text, places = np.frombuffer(part.data, np.uint8), attribute_places(part.data)
+    sized = text[places + 1][text[places] == Form.SIZED]
+    return set(sized.tolist()) <= ATTRIBUTES.keys()
 
 
 def shape_of(attribute: Attribute) -> Shape | None:

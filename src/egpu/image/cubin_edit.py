@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from egpu.errors import InputError
@@ -24,7 +24,10 @@ from egpu.image.cubin import (
     STT_FUNC,
     SYMBOL,
     Cubin,
+    section_table,
+    symbol_table_of,
 )
+from egpu.image.cubin_tables import Rows, name_of, unnamed
 
 SHT_NULL, SHT_STRTAB, SHT_RELA, SHT_REL = 0, 3, 4, 9
 PT_PHDR = 6
@@ -105,9 +108,9 @@ class CubinParts:
     """
 
     cubin: Cubin
-    parts: tuple[Part, ...]
+    parts: Sequence[Part]
     segments: tuple[Segment, ...]
-    symbols: tuple[Symbol, ...] | None = field(default=None, compare=False)
+    symbols: Sequence[Symbol] | None = field(default=None, compare=False)
 
     @property
     def abi(self) -> int:
@@ -139,33 +142,34 @@ def take_apart(cubin: Cubin) -> CubinParts:
         header["phnum"] and header["phentsize"] != SEGMENT.size
     ):
         raise _malformed("header tables with entries of other sizes")
-    parts = []
-    for at, section in enumerate(cubin.sections):
+    aligned = section_table(data)["align"]
+    if len(aligned) and (most := int(aligned.max())) > _LARGEST_ALIGNMENT:
+        raise _malformed(f"a section aligned to {most} bytes")
+
+    def part(at: int) -> Part:
         row = SECTION.unpack_from(data, header["shoff"] + at * SECTION.size)
         name_at, kind, flags, address, offset, size, link, info, align, entsize = row
-        if align > _LARGEST_ALIGNMENT:
-            raise _malformed(f"a section aligned to {align} bytes")
-        parts.append(
-            Part(
-                name=section.name,
-                name_at=name_at,
-                type=kind,
-                flags=flags,
-                address=address,
-                offset=offset,
-                size=size,
-                link=link,
-                info=info,
-                align=align,
-                entsize=entsize,
-                data=cubin.content(section),
-            )
+        section = cubin.sections[at]
+        return Part(
+            name=section.name,
+            name_at=name_at,
+            type=kind,
+            flags=flags,
+            address=address,
+            offset=offset,
+            size=size,
+            link=link,
+            info=info,
+            align=align,
+            entsize=entsize,
+            data=cubin.content(section),
         )
+
     segments = tuple(
         Segment(*SEGMENT.unpack_from(data, header["phoff"] + at * SEGMENT.size))
         for at in range(header["phnum"])
     )
-    return CubinParts(cubin, tuple(parts), segments)
+    return CubinParts(cubin, Rows(len(cubin.sections), part), segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +309,7 @@ def symbol_table(parts: CubinParts) -> int:
     raise _malformed("no symbol table")
 
 
-def read_symbols(parts: CubinParts) -> tuple[Symbol, ...]:
+def read_symbols(parts: CubinParts) -> Sequence[Symbol]:
     """Every symbol, in the table's order."""
     if parts.symbols is not None:
         return parts.symbols
@@ -316,15 +320,16 @@ def read_symbols(parts: CubinParts) -> tuple[Symbol, ...]:
 
 
 @functools.lru_cache(maxsize=32)  # a twin's are asked for several times
-def _symbols(table: bytes, names: bytes) -> tuple[Symbol, ...]:
-    symbols = []
-    for index, row in enumerate(SYMBOL.iter_unpack(table[: len(table) // 24 * 24])):
-        end = names.find(b"\0", row[0])
-        if end < 0:
-            raise _malformed(f"a symbol name at byte {row[0]} of {len(names)}")
-        name = names[row[0] : end].decode("utf-8", "backslashreplace")
-        symbols.append(Symbol(index, name, row[1], row[2], row[3], row[4], row[5]))
-    return tuple(symbols)
+def _symbols(table: bytes, names: bytes) -> Sequence[Symbol]:
+    rows = symbol_table_of(table)
+    for at in unnamed(rows, names):
+        raise _malformed(f"a symbol name at byte {rows['name'][at]} of {len(names)}")
+
+    def symbol(index: int) -> Symbol:
+        row = SYMBOL.unpack_from(table, index * SYMBOL.size)
+        return Symbol(index, name_of(names, row[0]), row[1], row[2], row[3], row[4], row[5])
+
+    return Rows(len(rows), symbol)
 
 
 def sized_symbol(table: bytes, index: int, size: int) -> bytes:

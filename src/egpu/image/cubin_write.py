@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 
 from egpu.errors import InputError
 from egpu.image.cubin import HEADER, HEADER_SIZE, SECTION, SEGMENT, SHT_NOBITS, SYMBOL, Section
-from egpu.image.cubin_attributes import Attribute, Shape, read_attributes, write_attributes
+from egpu.image.cubin_attributes import (
+    Attribute,
+    Shape,
+    attribute_at,
+    read_attributes,
+    write_attributes,
+)
 from egpu.image.cubin_common import NO_SYMBOL, ROWS, common_of, shape_of
 from egpu.image.cubin_contents import TEXT, Contents
 from egpu.image.cubin_edit import (
@@ -27,7 +33,6 @@ from egpu.image.cubin_edit import (
 )
 
 STT_OBJECT = 1
-_RESERVED_INDEX = 0xFF00  # from here on a symbol's section is no section (ELF gABI)
 _CALL = struct.Struct("<II")  # .nv.callgraph: caller, callee
 _NOBODY = 0xFFFFFF00  # ... from here on not a symbol
 _SYMBOL_OF_CODE = (1 << 24) - 1  # sh_info of a text section: its symbol, below the registers
@@ -48,6 +53,7 @@ class Writer:
         self._contents = contents
         self._parts = contents.parts.parts
         self._kept = sorted(kept)
+        self._symtab = symbol_table(contents.parts)
         self._symbols = self._kept_symbols(kept)
         self._numbers = _Numbers(
             {at: number for number, at in enumerate(self._kept)},
@@ -64,12 +70,13 @@ class Writer:
                     if each.symbol >= len(self._contents.symbols):
                         raise _no_symbol(each.symbol)
                     found[each.symbol] = self._contents.symbols[each.symbol]
-        for section, symbols in common_of(self._contents).symbols.items():
-            inside = section in kept and section != 0
-            if inside or section == 0 or section >= _RESERVED_INDEX:
-                for symbol in symbols:
-                    if not inside or symbol.type != STT_OBJECT or self._is_constant(symbol):
-                        found[symbol.index] = symbol
+        symbols = self._contents.symbols
+        for at in common_of(self._contents).symbols:
+            found[at] = symbols[at]
+        for section in kept - {0}:
+            for at in self._contents.symbols_of.get(section, ()):
+                if symbols[at].type != STT_OBJECT or self._is_constant(symbols[at]):
+                    found[at] = symbols[at]
         return [found[index] for index in sorted(found)]
 
     def _is_constant(self, symbol: Symbol) -> bool:
@@ -81,12 +88,12 @@ class Writer:
         strings = _Strings()
         table = b"".join(self._symbol(each, strings) for each in self._symbols)
         name_at = [names.add(self._parts[at].name) for at in self._kept]
-        symtab = symbol_table(self._contents.parts)
-        locals_ = sum(1 for each in self._symbols if each.index < self._parts[symtab].info)
+        symtab = self._parts[self._symtab]
+        locals_ = sum(1 for each in self._symbols if each.index < symtab.info)
         text = {
-            self._parts[symtab].link: strings.data,
+            symtab.link: strings.data,
             self._section_names(): names.data,
-            symtab: table,
+            self._symtab: table,
         }
         out = bytearray(HEADER_SIZE)
         rows: list[Part] = []
@@ -134,7 +141,7 @@ class Writer:
         elif part.name.startswith(TEXT):
             was = part.info & _SYMBOL_OF_CODE
             info = part.info & ~_SYMBOL_OF_CODE | symbols.get(was, 0)
-        elif at == symbol_table(self._contents.parts):
+        elif at == self._symtab:
             info = locals_
         elif at in self._contents.describing:
             info = self._section(part.info)
@@ -169,13 +176,13 @@ class Writer:
 
     def _rows(self) -> bytes:
         """Those of ``.nv.info`` that are about what is kept."""
-        by_symbol = common_of(self._contents).rows
+        common = common_of(self._contents)
         places = [
             place
             for index in (NO_SYMBOL, *self._numbers.symbols)
-            for place in by_symbol.get(index, ())
+            for place in common.rows.get(index, ())
         ]
-        return self._renumbered(row for _, row in sorted(places, key=lambda each: each[0]))
+        return self._renumbered(attribute_at(common.info, place) for place in sorted(places))
 
     def _renumbered(self, attributes: Iterable[Attribute]) -> bytes:
         symbols = self._numbers.symbols
@@ -187,11 +194,11 @@ class Writer:
                     if index not in symbols:
                         raise _no_symbol(index)
                     payload = symbols[index].to_bytes(4, "little") + each.payload[4:]
-                    out.append(replace(each, payload=payload))
+                    out.append(Attribute(each.form, each.code, each.value, payload))
                 case Shape.SYMBOLS:
                     numbers = [symbols[index] for index in each.words() if index in symbols]
                     payload = struct.pack(f"<{len(numbers)}I", *numbers)
-                    out.append(replace(each, payload=payload, value=len(payload)))
+                    out.append(Attribute(each.form, each.code, len(payload), payload))
                 case _:
                     out.append(each)
         return write_attributes(out)

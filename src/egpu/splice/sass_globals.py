@@ -7,6 +7,7 @@ address that the ORIGINAL module's variable has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +64,7 @@ class _Shared:
 
 
 def share_globals(
-    parts: CubinParts, kernel: Kernel, symbols: tuple[Symbol, ...]
+    parts: CubinParts, kernel: Kernel, symbols: Sequence[Symbol]
 ) -> tuple[CubinParts, tuple[_Shared, ...]]:
     """The cubin without the relocations of variables that are shared, and what to fill in.
 
@@ -101,7 +102,7 @@ def share_globals(
 
 
 def _check(
-    parts: CubinParts, kernel: Kernel, symbols: tuple[Symbol, ...], variables: set[int]
+    parts: CubinParts, kernel: Kernel, symbols: Sequence[Symbol], variables: set[int]
 ) -> None:
     for _, each in relocations_of(parts, kernel.text):
         if each.symbol in variables:
@@ -151,7 +152,7 @@ def constants_of(code: Code, bank: int) -> frozenset[int] | None:
     return frozenset(offset // 8 * 8 for offset in offsets)
 
 
-def _variables(parts: CubinParts, symbols: tuple[Symbol, ...]) -> set[int]:
+def _variables(parts: CubinParts, symbols: Sequence[Symbol]) -> set[int]:
     """Symbols of variables that a program can see."""
     sections = {at for at, part in enumerate(parts.parts) if part.name in _VARIABLES}
     return {

@@ -1,0 +1,110 @@
+"""Tables of a cubin as columns of numbers, and rows that are made when somebody looks at them.
+
+A cubin has up to ten thousand sections and symbols, of which one kernel needs a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from egpu.errors import InputError
+
+_Row = TypeVar("_Row")
+Column = NDArray[np.int64]
+Table = NDArray[np.void]
+
+# fmt: off
+SECTIONS = np.dtype([
+    ("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("address", "<u8"), ("offset", "<u8"),
+    ("size", "<u8"), ("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entsize", "<u8"),
+])
+SYMBOLS = np.dtype([
+    ("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"),
+    ("size", "<u8"),
+])
+# fmt: on
+
+
+class Rows(Sequence[_Row]):
+    """``count`` rows, each made by ``make`` when it is asked for, and kept."""
+
+    __slots__ = ("_count", "_made", "_make")
+
+    def __init__(self, count: int, make: Callable[[int], _Row]) -> None:
+        self._count = count
+        self._make = make
+        self._made: dict[int, _Row] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> _Row: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[_Row, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> _Row | tuple[_Row, ...]:
+        if isinstance(at, slice):
+            return tuple(self[each] for each in range(*at.indices(self._count)))
+        found = self._made.get(at)
+        if found is None:
+            place = at + self._count if at < 0 else at
+            if not 0 <= place < self._count:
+                raise IndexError(at)
+            found = self._made[at] = self._make(place)
+        return found
+
+    def __iter__(self) -> Iterator[_Row]:
+        return (self[at] for at in range(self._count))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(
+            one == two for one, two in zip(self, other, strict=True)
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))  # as the tuples that it equals
+
+
+def table_of(data: bytes, kind: np.dtype[np.void], begin: int, count: int, step: int) -> Table:
+    """``count`` rows of a table, ``step`` bytes from each to the next; all of them are there."""
+    if not count:
+        return np.zeros(0, kind)
+    return np.ndarray((count,), kind, data, begin, (step,))
+
+
+def reaches_past(table: Table, length: int) -> Column:
+    """Rows whose offset and size lead past ``length`` bytes."""
+    offset, size = table["offset"], table["size"]
+    room = np.uint64(length) - np.minimum(offset, np.uint64(length))
+    return np.flatnonzero((offset > np.uint64(length)) | (size > room))
+
+
+def unnamed(table: Table, names: bytes) -> Column:
+    """Rows whose names do not end within the string table."""
+    return np.flatnonzero(table["name"].astype(np.int64) > names.rfind(b"\0"))
+
+
+def name_of(names: bytes, at: int) -> str:
+    """The name at a byte of a string table: InputError when it does not end there."""
+    end = names.find(b"\0", at)
+    if at >= len(names) or end < 0:
+        raise InputError(f"a name at byte {at} of a string table of {len(names)}", where="cubin")
+    return names[at:end].decode("utf-8", "backslashreplace")
+
+
+def named(table: Table, names: bytes, prefix: bytes) -> NDArray[np.bool_]:
+    """For each row, whether its name begins with ``prefix``."""
+    text = np.frombuffer(names + bytes(len(prefix)), np.uint8)
+    begin = np.minimum(table["name"].astype(np.int64), len(names))
+    found = np.ones(len(table), np.bool_)
+    for place, letter in enumerate(prefix):
+        found &= text[begin + place] == letter
+    return found
