@@ -11,12 +11,14 @@ import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from egpu.agent import channel
 from egpu.agent import protocol as wire
+from egpu.agent.file_part import FilePart, read_all
 from egpu.agent.frames import CallFrame, CodePlaces
 from egpu.agent.protocol import CommandError, ImageSource, LaunchCall, Packet, Reason
 from egpu.agent.twin import (
@@ -30,6 +32,7 @@ from egpu.agent.twin import (
     TwinState,
 )
 from egpu.errors import AgentError
+from egpu.image import Source
 from egpu.maps.layout import LAUNCH_STACK_MASK
 
 IMAGE_LIMIT = 1 << 34  # bytes; the agent's own limit
@@ -160,7 +163,7 @@ class Peer:
         size = packet.fields["size"]
         if len(files) != 1 or not 0 < size <= IMAGE_LIMIT:
             raise AgentError("IMAGE message without its file")
-        data = _read(files[0], 0, size, "the image that the workload sent")
+        data = _read(files[0], size, "the image that the workload sent")
         with self._lock:
             self._images[packet.fields["image"]] = data
 
@@ -168,12 +171,12 @@ class Peer:
         with self._lock:
             self._images.pop(number, None)
 
-    def image_reader(self, packet: Packet) -> Callable[[], bytes]:
-        """Reads, when it is called, the image that a RESOLVE names."""
+    def image_reader(self, packet: Packet) -> Callable[[], Source]:
+        """Opens, when it is called, the image that a RESOLVE names."""
         number, size = packet.fields["image"], packet.fields["size"]
         offset, path = packet.fields["offset"], packet.text("path")
         if packet.fields["source"] == ImageSource.FILE:
-            return lambda: read_part(path, offset, size)
+            return partial(_part, path, offset, size)
         if packet.fields["source"] == ImageSource.NONE:
             return _never_seen
         with self._lock:
@@ -333,29 +336,13 @@ def _never_seen() -> bytes:
     raise AgentError("the agent did not see the kernel's image being loaded")
 
 
-def _read(file: int, offset: int, size: int, what: str) -> bytes:
-    if size > IMAGE_LIMIT or os.fstat(file).st_size < offset + size:
+def _part(path: str, offset: int, size: int) -> FilePart:
+    if size > IMAGE_LIMIT:
+        raise AgentError(f"an image of {size} bytes in {path}")
+    return FilePart(path, offset, size)
+
+
+def _read(file: int, size: int, what: str) -> bytes:
+    if os.fstat(file).st_size < size:
         raise AgentError(f"{what} is shorter than the agent says")
-    parts = []
-    while size:
-        part = os.pread(file, min(size, 1 << 30), offset)
-        if not part:
-            raise AgentError(f"{what} ended while it was read")
-        parts.append(part)
-        offset += len(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def read_part(path: str, offset: int, size: int) -> bytes:
-    """Bytes of a file.  AgentError if they are not there."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise AgentError(f"cannot read the image in {path}: {error.strerror}") from error
-    try:
-        return _read(file, offset, size, path)
-    except OSError as error:
-        raise AgentError(f"cannot read the image in {path}: {error.strerror}") from error
-    finally:
-        os.close(file)
+    return read_all(file, 0, size, what)

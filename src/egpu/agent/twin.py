@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from egpu.agent.protocol import LaunchCall, Reason
+from egpu.image import Source
 from egpu.maps import RingTable
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class DeviceInfo:
 class KernelSeen:
     """First launch of a kernel in one context of a process.
 
-    ``image()`` gives the bytes of the image that holds it; AgentError when the agent could not see
+    ``image()`` opens the bytes of the image that holds it; AgentError when the agent could not see
     it being loaded, or the bytes are no longer there.  ``module`` is a number of the image within
     the process, ``source`` the file it lies in or ""; ``slot`` is the kernel's place in the
     process's stats.  ``captured``: the twin is for launches recorded into graphs.  ``connection``
@@ -47,7 +48,7 @@ class KernelSeen:
     source: str = ""
     captured: bool = False
     connection: int = 0
-    image: Callable[[], bytes] = field(compare=False, kw_only=True)
+    image: Callable[[], Source] = field(compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

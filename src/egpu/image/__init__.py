@@ -3,7 +3,7 @@
 from egpu.image.cubin import open_cubin
 from egpu.image.cubin_contents import Contents, contents_of
 from egpu.image.fatbin import unpack
-from egpu.image.model import Image, ImageKind, KernelInfo, Member, MemberKind
+from egpu.image.model import Image, ImageKind, KernelInfo, Member, MemberKind, Source
 from egpu.image.open import (
     choose_cubin,
     choose_ptx,
@@ -13,6 +13,7 @@ from egpu.image.open import (
     kept_ptx,
     list_kernels,
     no_cubin,
+    open_for,
     open_image,
     ptx_text,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "KernelInfo",
     "Member",
     "MemberKind",
+    "Source",
     "choose_cubin",
     "choose_ptx",
     "contents_of",
@@ -34,6 +36,7 @@ __all__ = [
     "list_kernels",
     "no_cubin",
     "open_cubin",
+    "open_for",
     "open_image",
     "ptx_text",
     "unpack",

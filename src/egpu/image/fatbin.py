@@ -7,12 +7,14 @@ numbers are little-endian.  Every field is checked against the bytes at hand bef
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from dataclasses import replace
 
 import lz4.block
 import zstandard
 
 from egpu.errors import InputError
-from egpu.image.model import Member, MemberKind
+from egpu.image.model import Member, MemberKind, Source
 
 # fmt: off
 WRAPPER_MAGIC = 0x466243B1  # the 24-byte record that points at a fatbin (.nvFatBinSegment)
@@ -20,15 +22,15 @@ WRAPPER_SIZE  = 24
 FATBIN_MAGIC  = 0xBA55ED50
 HEADER        = struct.Struct("<IHHQ")  # magic, version, header size, payload size
 ENTRY_MINIMUM = 64                      # entry headers: 64 (cubin), 80 (PTX), 112 (sm_100 cubin)
-ENTRY = {  # field: (offset in the entry header, format)
-    "kind":            (0,  "<H"),
-    "header_size":     (4,  "<I"),
-    "payload_size":    (8,  "<Q"),  # padded to 8
-    "compressed_size": (16, "<I"),  # 0: stored plain
-    "arch":            (28, "<I"),  # 90 for sm_90 and compute_90
-    "flags":           (40, "<Q"),
-    "size":            (56, "<Q"),  # unpacked, 0 when stored plain
-}
+ENTRY = (  # fields of an entry header, each with its format and what is behind it
+    ("kind",            "H2x"),
+    ("header_size",     "I"),
+    ("payload_size",    "Q"),    # padded to 8
+    ("compressed_size", "I8x"),  # 0: stored plain
+    ("arch",            "I8x"),  # 90 for sm_90 and compute_90
+    ("flags",           "Q8x"),
+    ("size",            "Q"),    # unpacked, 0 when stored plain
+)
 KINDS = {1: MemberKind.PTX, 2: MemberKind.CUBIN}  # others (NVVM IR, LTO) are not for loading
 FLAG_LZ4             = 0x2000
 FLAG_ZSTD            = 0x8000
@@ -39,24 +41,29 @@ FLAG_FAMILY_SPECIFIC = 0x200000  # the "f" of sm_100f
 UNPACKED_LIMIT = 1 << 30  # bytes; the largest known member (cuDNN) is below a tenth of it
 _LZ4_EXPANSION = 255  # most bytes that one byte of an LZ4 block can give
 _CHUNK = 1 << 20
+_ENTRY = struct.Struct("<" + "".join(form for _, form in ENTRY))
+_NAMES = tuple(name for name, _ in ENTRY)
 
 
-def read_fatbins(data: bytes) -> tuple[Member, ...]:
+def read_fatbins(
+    data: Source, wanted: Callable[[Member], bool] = lambda member: True
+) -> tuple[Member, ...]:
     """The members of the fatbins that follow each other in ``data``, wrappers and padding skipped.
 
-    InputError when a header points outside ``data``.
+    Those that are not ``wanted`` have no data.  InputError when a header points outside ``data``.
     """
     members: list[Member] = []
     at = 0
     while at < len(data):
-        if int.from_bytes(data[at : at + 4], "little") == WRAPPER_MAGIC:
+        head = data[at : at + HEADER.size]
+        if int.from_bytes(head[:4], "little") == WRAPPER_MAGIC:
             at += WRAPPER_SIZE
-        elif members_end := _fatbin_end(data, at):
-            members.extend(_entries(data, at, members_end))
+        elif members_end := _fatbin_end(data, at, head):
+            members.extend(_entries(data, at, members_end, wanted))
             at = members_end
-        elif not any(data[at:]):
+        elif not any(data[at : len(data)]):
             break  # padding after the last one
-        elif not any(data[at : at + 8]):
+        elif not any(head[:8]):
             at += 8
         else:
             raise _malformed(at, "neither a fatbin header nor padding")
@@ -75,37 +82,39 @@ def fatbin_length(head: bytes) -> int:
     return int(header_size + payload)
 
 
-def _fatbin_end(data: bytes, at: int) -> int:
+def _fatbin_end(data: Source, at: int, head: bytes) -> int:
     """End of the fatbin at ``at``, 0 when none begins there."""
-    if int.from_bytes(data[at : at + 4], "little") != FATBIN_MAGIC:
+    if int.from_bytes(head[:4], "little") != FATBIN_MAGIC:
         return 0
-    end = at + fatbin_length(data[at : at + HEADER.size])
+    end = at + fatbin_length(head)
     if end > len(data):
         raise _malformed(at, f"it ends at byte {end} of {len(data)}")
     return end
 
 
-def _entries(data: bytes, begin: int, end: int) -> list[Member]:
+def _entries(data: Source, begin: int, end: int, wanted: Callable[[Member], bool]) -> list[Member]:
     members: list[Member] = []
-    at = begin + int(HEADER.unpack_from(data, begin)[2])
+    at = begin + int(HEADER.unpack(data[begin : begin + HEADER.size])[2])
     while end - at >= ENTRY_MINIMUM:
-        entry = {
-            name: int(struct.unpack_from(form, data, at + offset)[0])
-            for name, (offset, form) in ENTRY.items()
-        }
+        head = data[at : at + ENTRY_MINIMUM]
+        entry = dict(zip(_NAMES, _ENTRY.unpack(head), strict=True))
         header_size, payload_size = entry["header_size"], entry["payload_size"]
         if header_size < ENTRY_MINIMUM or at + header_size + payload_size > end:
             raise _malformed(at, f"an entry of {header_size} + {payload_size} bytes does not fit")
         if entry["kind"] in KINDS:
             payload = at + header_size
-            members.append(_member(data, payload, entry))
+            stored, member = _member(payload, entry)
+            if wanted(member):
+                member = replace(member, data=data[payload : payload + stored])
+            members.append(member)
         at += header_size + payload_size
     if any(data[at:end]):
         raise _malformed(at, "bytes left after the last entry")
     return members
 
 
-def _member(data: bytes, payload: int, entry: dict[str, int]) -> Member:
+def _member(payload: int, entry: dict[str, int]) -> tuple[int, Member]:
+    """How many bytes are stored of a member, and what is known of it."""
     flags, stored = entry["flags"], entry["payload_size"]
     compression = "none"
     if entry["compressed_size"]:
@@ -120,12 +129,12 @@ def _member(data: bytes, payload: int, entry: dict[str, int]) -> Member:
             case _:
                 raise _malformed(payload, f"unknown compression (flags {flags:#x})")
     suffix = "a" if flags & FLAG_ARCH_SPECIFIC else "f" if flags & FLAG_FAMILY_SPECIFIC else ""
-    return Member(
+    return stored, Member(
         kind=KINDS[entry["kind"]],
         arch=entry["arch"],
         suffix=suffix,
         compression=compression,
-        data=data[payload : payload + stored],
+        data=b"",
         size=entry["size"] if compression != "none" else stored,
         offset=payload,
     )
@@ -137,9 +146,11 @@ def unpack(member: Member) -> bytes:
     Never gives (or allocates) more than the member declares; InputError when its data do not give
     exactly that.
     """
-    if member.compression == "none":
-        return member.data
     where = f"fatbin member at byte {member.offset}"
+    if member.compression == "none":
+        if len(member.data) != member.size:
+            raise InputError("it was not read", where=where)
+        return member.data
     if member.size > UNPACKED_LIMIT:
         raise InputError(f"declares {member.size} bytes, over {UNPACKED_LIMIT}", where=where)
     try:
@@ -161,6 +172,9 @@ def _unlz4(member: Member) -> bytes:
 
 
 def _unzstd(member: Member) -> bytes:
+    if zstandard.get_frame_parameters(member.data).content_size == member.size:
+        # What is allocated is what was declared twice, and what does not fit is refused.
+        return zstandard.ZstdDecompressor().decompress(member.data, allow_extra_data=False)
     chunks: list[bytes] = []
     room = member.size + 1  # one more byte than declared shows that there are too many
     with zstandard.ZstdDecompressor().stream_reader(member.data) as reader:

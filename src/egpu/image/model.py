@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class Source(Protocol):
+    """Bytes of an image, of which only those are read that somebody asks for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes: ...
 
 
 class ImageKind(enum.Enum):
@@ -26,8 +35,8 @@ class Member:
     """One PTX text or cubin of an image.
 
     ``arch`` 90 for sm_90 or compute_90; ``suffix`` "a", "f" or "".  ``data`` as stored (compressed
-    if ``compression`` is not "none"); ``egpu.image.unpack`` gives the bytes.  ``size`` is the
-    unpacked size in bytes, 0 if the image does not say.
+    if ``compression`` is not "none"), none of a member that was left out; ``egpu.image.unpack``
+    gives the bytes.  ``size`` is the unpacked size in bytes, 0 if the image does not say.
     """
 
     kind: MemberKind
@@ -41,7 +50,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An opened image.  ``digest`` is the SHA-256 of its bytes."""
+    """An opened image.  ``digest`` is the SHA-256 of its bytes, or of what one device can use of
+    them (``open_for``)."""
 
     kind: ImageKind
     members: tuple[Member, ...]

@@ -25,7 +25,7 @@ from egpu.image.fatbin import (
     read_fatbins,
     unpack,
 )
-from egpu.image.model import Image, ImageKind, KernelInfo, Member, MemberKind
+from egpu.image.model import Image, ImageKind, KernelInfo, Member, MemberKind, Source
 from egpu.image.ptx import parse
 
 LENGTH_LIMIT = 1 << 32  # bytes of an image; no header that claims more is believed
@@ -50,6 +50,31 @@ def open_image(data: bytes) -> Image:
         member = Member(MemberKind.CUBIN, cubin.arch, cubin.suffix, "none", data, len(data), 0)
         return Image(ImageKind.CUBIN, (member,), digest)
     return Image(ImageKind.PTX, (_ptx_member(data.partition(b"\0")[0], 0),), digest)
+
+
+def open_for(source: Source, arch: int) -> Image:
+    """What a device of ``arch`` (90) can use of an image: other members of a fatbin are named, and
+    not read.  ``digest`` is of these members alone: what they decide is the same in every image.
+
+    InputError as from ``open_image``.
+    """
+    if int.from_bytes(source[:4], "little") not in (FATBIN_MAGIC, WRAPPER_MAGIC):
+        return open_image(source[: len(source)])
+    members = read_fatbins(source, lambda member: _is_for(member, arch))
+    digest = hashlib.sha256(f"members for {arch}".encode())
+    for each in members:
+        if _is_for(each, arch):
+            head = (each.kind.value, each.arch, each.suffix, each.compression, each.size)
+            digest.update(f"\n{head} {len(each.data)}\n".encode())
+            digest.update(each.data)
+    return Image(ImageKind.FATBIN, members, digest.hexdigest())
+
+
+def _is_for(member: Member, arch: int) -> bool:
+    """Whether a device can use a member, or the text that a cubin of it keeps."""
+    if member.kind is MemberKind.CUBIN:
+        return member.arch // 10 == arch // 10 and member.arch <= arch
+    return _runs_on(member, arch, "a")
 
 
 def _ptx_member(text: bytes, offset: int) -> Member:
@@ -146,9 +171,7 @@ def fitting_cubins(image: Image, arch: int) -> list[Member]:
     fitting = [
         each
         for each in image.members
-        if each.kind is MemberKind.CUBIN
-        and each.arch // 10 == arch // 10
-        and _runs_on(each, arch, "a")
+        if each.kind is MemberKind.CUBIN and _is_for(each, arch) and _runs_on(each, arch, "a")
     ]
     return sorted(fitting, key=lambda each: (-each.arch, -_SUFFIX_RANK[each.suffix]))
 
@@ -192,8 +215,7 @@ def _recovered(image: Image, *, above: int, arch: int) -> list[Member]:
     """PTX texts inside the cubins for more than arch ``above`` that this device can run."""
     found: list[Member] = []
     for member in image.members:
-        runs = member.arch // 10 == arch // 10 and member.arch <= arch
-        if member.kind is MemberKind.CUBIN and runs and member.arch > above:
+        if member.kind is MemberKind.CUBIN and _is_for(member, arch) and member.arch > above:
             found += kept_ptx(member)
     return found
 

@@ -10,8 +10,10 @@ from egpu.image import (
     ImageKind,
     MemberKind,
     choose_ptx,
+    fitting_cubins,
     image_length,
     list_kernels,
+    open_for,
     open_image,
     ptx_text,
 )
@@ -39,6 +41,67 @@ def test_ptx_text_with_and_without_nul():
         assert image.digest == hashlib.sha256(data).hexdigest()
     assert (image.members[0].arch, image.members[0].suffix) == (90, "")
     assert open_image(text_image("100a")).members[0].suffix == "a"
+
+
+def chosen(image, arch):
+    """The PTX for a device, or what is said where there is none."""
+    try:
+        return choose_ptx(image, arch)
+    except UnsupportedError as error:
+        return str(error)
+
+
+class Recording(bytes):
+    """An image that notes which of its bytes are read."""
+
+    def __getitem__(self, part):
+        found = super().__getitem__(part)
+        self.__dict__.setdefault("read", []).append(found)
+        return found
+
+
+def changed(data, member):
+    """An image with another byte in the middle of a member."""
+    at = member.offset + len(member.data) // 2
+    return data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :]
+
+
+def test_a_device_reads_and_digests_what_it_can_use():
+    data = Recording((IMAGES / "several.fatbin").read_bytes())
+    whole = open_image(bytes(data))
+    image = open_for(data, 90)
+    used = [("ptx", 80), ("cubin", 90), ("ptx", 90)]
+    assert [(each.kind.value, each.arch) for each in image.members if each.data] == used
+    assert sum(map(len, data.read)) < len(data)
+    for member, one in zip(image.members, whole.members, strict=True):
+        assert (member.kind, member.arch, member.offset) == (one.kind, one.arch, one.offset)
+        assert member.data == (one.data if (member.kind.value, member.arch) in used else b"")
+        other = open_for(changed(bytes(data), one), 90)
+        assert (other.digest == image.digest) == (not member.data)
+    assert image.digest != whole.digest != open_for(bytes(data), 86).digest != image.digest
+    assert choose_ptx(image, 90).data == choose_ptx(whole, 90).data
+    assert [each.data for each in fitting_cubins(image, 90)] == [
+        each.data for each in fitting_cubins(whole, 90)
+    ]
+
+
+def test_what_a_device_cannot_use_is_not_unpacked():
+    image = open_for((IMAGES / "several.fatbin").read_bytes(), 90)
+    left_out = [each for each in image.members if not each.data]
+    assert left_out
+    for member in left_out:
+        with pytest.raises(InputError):
+            list_kernels(member)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_device_can_use_the_same_of_an_image_as_when_all_is_read(name):
+    data = (IMAGES / name).read_bytes()
+    whole = open_image(data)
+    for arch in (75, 80, 86, 89, 90, 100, 120):
+        image = open_for(data, arch)
+        assert fitting_cubins(image, arch) == fitting_cubins(whole, arch)
+        assert chosen(image, arch) == chosen(whole, arch)
 
 
 def test_a_target_in_a_comment_does_not_count():

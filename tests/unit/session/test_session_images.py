@@ -1,11 +1,13 @@
 """Images are read once in a process's life, and never taken for another process's."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from egpu.agent.twin import DeviceInfo, KernelSeen
 from egpu.errors import UnsupportedError
+from egpu.session import images
 from egpu.session.images import OpenedImages
 
 IMAGES = Path(__file__).parents[1] / "images"
@@ -43,6 +45,53 @@ def test_other_processes_and_modules_have_other_images(other):
     one, two = Source("sm_90.cubin"), Source("abi7_sm_90.cubin")
     opened.image(seen(one))
     assert opened.image(seen(two, **other)).members[0].data == two.data
+
+
+def test_kernels_of_more_images_than_were_kept_in_turn():
+    """PyTorch's first step takes kernels of forty images, some of them again later."""
+    opened = OpenedImages()
+    sources = [Source("sm_90.cubin") for _ in range(100)]
+    for source in sources:  # the same machine code in all of them
+        source.data += bytes(16 * (1 + sources.index(source)))
+    for _ in range(2):
+        for module, source in enumerate(sources):
+            opened.image(seen(source, module=module))
+    assert opened.read == len(sources)
+
+
+def test_what_is_kept_is_bounded_by_its_bytes(monkeypatch):
+    source = Source("sm_90.cubin")
+    monkeypatch.setattr(images, "_STORED", 3 * len(source.data))
+    opened = OpenedImages()
+    for module in (1, 2, 3, 1, 4, 1, 2):  # the least recently used goes: 2 for 4
+        opened.image(seen(source, module=module))
+    assert opened.read == source.reads == 5
+    opened.forget(1)
+    for module in (1, 2, 3):
+        opened.image(seen(source, module=module))
+    assert opened.read == 8
+    monkeypatch.setattr(images, "_STORED", 1)
+    alone = OpenedImages()
+    alone.image(seen(source))
+    alone.image(seen(source))
+    assert alone.read == 1
+
+
+def test_other_devices_have_other_parts_of_an_image():
+    opened, source = OpenedImages(), Source("several.fatbin")
+    one = opened.image(seen(source))
+    two = opened.image(replace(seen(source), device=DeviceInfo(1, 8, 6, 84, "test")))
+    assert (source.reads, one.digest != two.digest) == (2, True)
+
+
+def test_time_of_opening_is_told():
+    opened, source = OpenedImages(), Source("sm_90.cubin")
+    image = opened.image(seen(source))
+    opened.machine_code(image, seen(source))
+    spent = opened.spent_s
+    assert spent > 0
+    opened.machine_code(opened.image(seen(source)), seen(source))
+    assert opened.spent_s == spent
 
 
 def test_what_a_process_leaves_is_forgotten():
