@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,7 @@ class Assembler:
     def __init__(self, ptxas: Ptxas | None) -> None:
         self._ptxas = ptxas
         self._codes: dict[tuple[str, str], bytes] = {}  # kernels with like parameters share probes
+        self.spent_s = 0.0  # in ptxas
 
     @property
     def stable(self) -> bool:
@@ -109,14 +111,14 @@ class Assembler:
         if self._ptxas is None:
             return text.encode() + b"\0"
         arguments = ptxas_arguments(target, device, source="twin.ptx", output="twin.cubin")
-        free = _run(self._ptxas, text, arguments)
+        free = self._run(self._ptxas, text, arguments)
         if original is None or free.registers <= FREE_REGISTERS:
             return free.image
-        bare = _run(self._ptxas, original(), arguments)
+        bare = self._run(self._ptxas, original(), arguments)
         limit = free_registers(bare.registers)
         if free.registers <= limit:
             return free.image
-        held = _run(self._ptxas, text, (f"-maxrregcount={limit}", *arguments))
+        held = self._run(self._ptxas, text, (f"-maxrregcount={limit}", *arguments))
         few = held.spilled - bare.spilled <= _SPILL_LIMIT * max(1, sites)
         return held.image if few else free.image
 
@@ -130,9 +132,17 @@ class Assembler:
         options = (f"-arch={architecture}", *ASSEMBLER_OPTIONS)
         code = self._codes.get((text, architecture))
         if code is None:
-            code = _run(self._ptxas, text, (*options, "--output-file=twin.cubin", "twin.ptx")).image
+            arguments = (*options, "--output-file=twin.cubin", "twin.ptx")
+            code = self._run(self._ptxas, text, arguments).image
             self._codes[text, architecture] = code
         return code
+
+    def _run(self, ptxas: Ptxas, text: str, arguments: tuple[str, ...]) -> _Assembled:
+        begin = time.perf_counter()
+        try:
+            return _run(ptxas, text, arguments)
+        finally:
+            self.spent_s += time.perf_counter() - begin
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -38,6 +39,7 @@ class ProbeSet:
         self._disabled: set[int] = set()
         self._compiled: dict[tuple[_Key, Launch, Together], DeviceCode] = {}
         self._fingerprints: dict[tuple[int, AttachPoint], str] = {}
+        self.spent_s = 0.0  # compiling
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
@@ -93,9 +95,11 @@ class ProbeSet:
         key = _key(attachment), launch, together
         code = self._compiled.get(key)
         if code is None:
+            begin = time.perf_counter()
             code = compile_probe(
                 attachment.program, point=attachment.point, launch=launch, together=together
             )
+            self.spent_s += time.perf_counter() - begin
             self._compiled[key] = code
         return code
 

@@ -44,6 +44,8 @@ class Explanation:
     exit_sites: int = 0
     build_ms: float = 0.0
     cached: bool = False
+    image_ms: float = 0.0
+    compile_ms: float = 0.0
 
 
 def explain(
@@ -92,6 +94,8 @@ def _explained(
         entry_sites=report.entry_sites,
         exit_sites=report.exit_sites,
         build_ms=report.build_ms,
+        image_ms=report.image_ms,
+        compile_ms=report.compile_ms,
         cached=report.cached,
     )
     told = next((slot.resident for slot in reversed(slots) if slot.resident is not None), None)

@@ -33,7 +33,9 @@ class TwinReport:
     """What became of one kernel that a link matched.
 
     ``reason`` is "" for a twin that was built; ``uncovered`` says what ends threads unprobed;
-    ``build_ms`` is the time that it took in milliseconds, next to nothing if it was ``cached``.
+    ``build_ms`` is the time that it took in milliseconds, next to nothing if it was ``cached``;
+    ``image_ms`` of it went into opening the image, 0 where an earlier kernel had it opened, and
+    ``compile_ms`` into LLVM and ptxas, which most kernels share.
     ``captured``: the twin for launches that are recorded into graphs.
     """
 
@@ -47,6 +49,8 @@ class TwinReport:
     build_ms: float = 0.0
     cached: bool = False
     way: Way = Way.NONE
+    image_ms: float = 0.0
+    compile_ms: float = 0.0
 
 
 class TwinBuilder:
@@ -77,6 +81,7 @@ class TwinBuilder:
         self._machine_code = machine_code
         self._lock = threading.Lock()
         self._opened = OpenedImages()
+        self._last_layout: tuple[ArenaLayout | None, str] = None, ""
         self._ids: dict[str, int] = {}
         self._reports: dict[tuple[int, bool], TwinReport] = {}
 
@@ -88,12 +93,13 @@ class TwinBuilder:
         with self._lock:  # llvmlite and the caches are not thread-safe; twins are built once
             kernel_id = self._ids.setdefault(seen.kernel, len(self._ids))
             report = TwinReport(kernel_id, seen.kernel, seen.captured, "")
-            started = time.perf_counter()
+            started, opening_s, compiling_s = time.perf_counter(), *self._spent()
             try:
                 built, cached = self._find_or_build(seen, attachments)
             except EgpuError as error:
                 self._note(replace(report, reason=str(error)))
                 return Refused(str(error))
+            opened_s, compiled_s = self._spent()
             self._note(
                 replace(
                     report,
@@ -101,6 +107,8 @@ class TwinBuilder:
                     exit_sites=built.exit_sites,
                     uncovered=built.uncovered,
                     build_ms=(time.perf_counter() - started) * 1e3,
+                    image_ms=(opened_s - opening_s) * 1e3,
+                    compile_ms=(compiled_s - compiling_s) * 1e3,
                     cached=cached,
                     way=built.way,
                 )
@@ -138,6 +146,11 @@ class TwinBuilder:
         with self._lock:
             return self._opened.read
 
+    def _spent(self) -> tuple[float, float]:
+        """Seconds of opening images and of compiling until now."""
+        assembling_s = self._assembler.spent_s if self._assembler else 0.0
+        return self._opened.spent_s, self._probes.spent_s + assembling_s
+
     def _note(self, report: TwinReport) -> None:
         self._reports[report.kernel_id, report.captured] = report
 
@@ -154,7 +167,7 @@ class TwinBuilder:
             seen.kernel,
             str(seen.device.arch),
             launch.value,
-            repr(layout),
+            self._described(layout),
             self._assembler.description,
             self._way(image, seen, attachments).value,
             str(self._allow_occupancy_loss),
@@ -167,6 +180,12 @@ class TwinBuilder:
         programs = tuple(item.program.program.name for item in attachments)
         self._cache.store(key, built, Origin(seen.kernel, programs, seen.device.arch))
         return built, False
+
+    def _described(self, layout: ArenaLayout) -> str:
+        """Everything in a layout; the same one is asked for with every kernel of a device."""
+        if self._last_layout[0] is not layout:
+            self._last_layout = layout, repr(layout)
+        return self._last_layout[1]
 
     def _build(
         self,

@@ -103,4 +103,6 @@ def _data(row: Explanation, name: str) -> dict[str, object]:
         "way": row.way.value,
         "why_not": list(row.why_not),
         "build_ms": round(row.build_ms, 3),
+        "image_ms": round(row.image_ms, 3),
+        "compile_ms": round(row.compile_ms, 3),
     }
