@@ -1,8 +1,10 @@
-"""Eight PyTorch operators, each timed by itself: microseconds a call, as CUDA events have it.
+"""Eight PyTorch operators, timed when somebody asks: microseconds a call, as CUDA events have it.
 
-    operators_workload.py [ROUNDS [NAME]...]
+    operators_workload.py COMMANDS ANSWERS
 
-One JSON object: {"times": {operator: us}, "digests": {operator: hash}}.  77 without PyTorch.
+Two named pipes of JSON lines.  {"do": "digests"} gives {operator: hash of its result}; {"do":
+"time", "operator", "warm", "calls", "times"} the median of so many times as many calls one after
+the other; {"do": "end"} ends.  77 without PyTorch.
 """
 
 import hashlib
@@ -11,7 +13,7 @@ import statistics
 import sys
 
 MISSING = 77
-WARM, CALLS = 5, 20
+LEAD_CYCLES = 600_000  # of the device's clock: meanwhile the host puts calls into the stream
 
 
 def operators(torch):
@@ -36,32 +38,48 @@ def operators(torch):
     }
 
 
-def time_us(torch, run):
+def time_us(torch, run, calls):
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(LEAD_CYCLES)
     begin.record()
-    for _ in range(CALLS):
+    for _ in range(calls):
         run()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) * 1e3 / CALLS
+    return begin.elapsed_time(end) * 1e3 / calls
 
 
-def main(rounds, names):
+def digest(run):
+    return hashlib.sha256(run().float().cpu().numpy().tobytes()).hexdigest()[:16]
+
+
+def answer(torch, known, command):
+    if command["do"] == "digests":
+        return {name: digest(run) for name, run in known.items()}
+    run = known[command["operator"]]
+    for _ in range(command["warm"]):
+        run()
+    torch.cuda.synchronize()
+    times = [time_us(torch, run, command["calls"]) for _ in range(command["times"])]
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def main(commands, answers):
     try:
         import torch  # noqa: PLC0415 - what this is about
     except ImportError:
         return MISSING
-    times, digests = {}, {}
-    for name, run in operators(torch).items():
-        if names and name not in names:
-            continue
-        for _ in range(WARM):
-            result = run()
-        digests[name] = hashlib.sha256(result.float().cpu().numpy().tobytes()).hexdigest()[:16]
-        times[name] = statistics.median(time_us(torch, run) for _ in range(rounds))
-    print(json.dumps({"times": times, "digests": digests}))
+    known = operators(torch)
+    with open(commands) as asked, open(answers, "w") as said:
+        print(json.dumps([*known]), file=said, flush=True)
+        for line in iter(asked.readline, ""):
+            command = json.loads(line)
+            if command["do"] == "end":
+                break
+            print(json.dumps(answer(torch, known, command)), file=said, flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 9, sys.argv[2:]))
+    sys.exit(main(*sys.argv[1:3]))

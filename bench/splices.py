@@ -1,9 +1,12 @@
 """How long a twin takes whose kernel exists as machine code: built, and found in the cache.
 
-    PYTHONPATH=src python bench/splices.py CUBIN_OR_FATBIN... [--kernels N] [--tool NAME] [--json]
+    PYTHONPATH=src python bench/splices.py IMAGE... [--kernels N] [--every N] [--named TEXT]...
+                                           [--tool NAME] [--json]
 
-Needs ptxas and no GPU.  Up to N kernels of each image get the tool's probes, as a session would do
-it; the first one pays for compiling the probes.  Times are of one core's work, in milliseconds.
+Needs ptxas and no GPU.  IMAGE is a cubin, a fatbin, or a program or library, whose fatbins are the
+images that its process loads, each for itself.  Up to N kernels of each image (of every N-th one)
+get the tool's probes, as a session would do it; the first one pays for compiling the probes.  Times
+are of one core's work, in milliseconds, and an image's first kernel pays for opening it.
 """
 
 from __future__ import annotations
@@ -14,12 +17,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+from elftools.elf.elffile import ELFFile
+
+from egpu.agent.file_part import FilePart
 from egpu.agent.twin import DeviceInfo, KernelSeen, Twin
 from egpu.bpf.object import read_object
-from egpu.image import fitting_cubins, list_kernels, open_image
+from egpu.image import fitting_cubins, image_length, list_kernels, open_for
 from egpu.maps import plan
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
@@ -31,24 +38,54 @@ ROOT = Path(__file__).resolve().parents[1]
 DEVICE = DeviceInfo(0, 9, 0, 132, "bench")
 
 
-def kernels_of(paths: Sequence[Path], most: int) -> list[KernelSeen]:
-    """The first kernels of each image that the device could run."""
-    found = []
-    for number, path in enumerate(paths):
-        data = path.read_bytes()
-        for member in fitting_cubins(open_image(data), DEVICE.arch):
-            for slot, kernel in enumerate(list_kernels(member)[:most]):
-                seen = KernelSeen(
-                    1, DEVICE, kernel.name, number, slot, str(path), image=path.read_bytes
-                )
-                found.append(seen)
+def images_of(path: Path) -> Iterator[tuple[int, int]]:
+    """(offset, size) of each image in a file."""
+    with path.open("rb") as stream:
+        if stream.read(4) != b"\x7fELF" or (file := ELFFile(stream))["e_machine"] in (
+            190,
+            "EM_CUDA",
+        ):
+            yield 0, path.stat().st_size
+            return
+        spans = [
+            (each["sh_offset"], each["sh_offset"] + each["sh_size"])
+            for each in file.iter_sections()
+            if each.name in (".nv_fatbin", "__nv_relfatbin")
+        ]
+        for begin, end in spans:
+            at = begin
+            while at < end:
+                stream.seek(at)
+                head = stream.read(64)
+                size = image_length(lambda _, size, head=head: head[:size]) if any(head[:8]) else 0
+                if size:
+                    yield at, size
+                at += size or 8
+
+
+def kernels_of(options: argparse.Namespace) -> list[KernelSeen]:
+    """The first kernels of each chosen image that the device could run."""
+    found: list[KernelSeen] = []
+    for path in options.images:
+        for at, size in list(images_of(path))[:: options.every]:
+            number = len(found)
+            for member in fitting_cubins(
+                open_for(FilePart(str(path), at, size), DEVICE.arch), DEVICE.arch
+            ):
+                names = [each.name for each in list_kernels(member)]
+                if options.named:
+                    names = [each for each in names if any(one in each for one in options.named)]
+                for slot, name in enumerate(names[: options.kernels]):
+                    image = partial(FilePart, str(path), at, size)
+                    found.append(KernelSeen(1, DEVICE, name, number, slot, str(path), image=image))
     return found
 
 
 def one_round(
     tool: str, kernels: Sequence[KernelSeen], cache: TwinCache
-) -> tuple[list[float], int]:
-    """Milliseconds of each kernel that got a twin, and how many did not."""
+) -> tuple[list[float], list[float], int]:
+    """Milliseconds of each kernel that got a twin, of those that were an image's first, and how
+    many got none."""
     path = ROOT / "src" / "egpu" / "tools" / tool / f"{tool}.bpf.o"
     read = read_object(path.read_bytes(), path.name)
     builder = TwinBuilder(
@@ -59,21 +96,27 @@ def one_round(
         allow_occupancy_loss=False,
         machine_code=True,
     )
-    times, refused = [], 0
+    times, firsts, refused = [], [], 0
     for seen in kernels:
+        images = builder.images_read
         begin = time.process_time()
         if isinstance(builder.resolve(seen), Twin):
             times.append((time.process_time() - begin) * 1e3)
+            if builder.images_read > images:
+                firsts.append(times[-1])
         else:
             refused += 1
-    return times, refused
+    return times, firsts, refused
 
 
-def summary(times: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(times)
+def summary(times: Sequence[float], firsts: Sequence[float]) -> dict[str, float]:
+    """``later``: without the first, which pays for the probes."""
+    ordered, later = sorted(times), times[1:] or times
     return {
         "first": round(times[0], 2),
         "median": round(statistics.median(ordered), 2),
+        "mean of later": round(statistics.fmean(later), 2),
+        "image's first, median": round(statistics.median(firsts), 2),
         "p95": round(ordered[int(len(ordered) * 0.95)], 2),
         "sum": round(sum(ordered), 1),
     }
@@ -82,19 +125,26 @@ def summary(times: Sequence[float]) -> dict[str, float]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE")
-    parser.add_argument("--kernels", type=int, default=8, metavar="N")
+    parser.add_argument("--kernels", type=int, default=8, metavar="N", help="of an image")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="images of a library")
+    parser.add_argument("--named", action="append", default=[], metavar="TEXT")
     parser.add_argument("--tool", default="kernelcount")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    kernels = kernels_of(options.images, options.kernels)
+    kernels = kernels_of(options)
     with tempfile.TemporaryDirectory() as folder:
         rounds = {
             name: one_round(options.tool, kernels, TwinCache(Path(folder)))
             for name in ("built", "cached")
         }
     result = {
-        name: {**summary(times), "kernels": len(times), "refused": refused}
-        for name, (times, refused) in rounds.items()
+        name: {
+            **summary(times, firsts),
+            "kernels": len(times),
+            "images": len(firsts),
+            "refused": refused,
+        }
+        for name, (times, firsts, refused) in rounds.items()
         if times
     }
     if options.json:

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /* Every kernel: a record of 32 bytes for each group of lanes that leaves, into a ring per SM. */
+#ifndef RING_BYTES
+#define RING_BYTES (1 << 22)
+#endif
 #include "egpu.bpf.h"
 
 struct record {
@@ -13,7 +16,7 @@ struct record {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 22);
+	__uint(max_entries, RING_BYTES);
 } records SEC(".maps");
 
 SEC("kretprobe.warp/*")
