@@ -14,8 +14,9 @@ and each is compared with the measurement before it, without any.  ``sampled out
 counters that are attached, but left out of all launches but a kernel's first.  ``unmatched``: a
 process under the tool with a glob that matches no kernel, and so reads no image, compared with the
 plain process before it; ``again`` is a second plain process, compared with the first.  A ratio is
-the median over rounds; beside it stand the least and the most.  Every process and every way must
-give the same results.  Needs a GPU and PyTorch.
+the median over rounds; beside it stand the least and the most, and how many of the launches (a
+spinning kernel's and those that wait for twins among them) were probed: where none was, the ratio
+says nothing.  Every process and every way must give the same results.  Needs a GPU and PyTorch.
 """
 
 from __future__ import annotations
@@ -166,18 +167,36 @@ class Linked:
 Row = dict[str, float]
 
 
+class Counted:
+    """What a session counted of a way between two moments: launches that were probed and all, and
+    records that were written and that found no room."""
+
+    def __init__(self, linked: Linked, way: str) -> None:
+        self._linked, self._way = linked, way
+        self._before = self._now()
+
+    def _now(self) -> Row:
+        kernels = self._linked.running.kernels()
+        found = {
+            "launches": sum(row.seen for row in kernels),
+            "probed": sum(row.probed for row in kernels),
+        }
+        if self._way.startswith("records") and self._linked.records:
+            written, dropped = self._linked.records.counts(ring_of(self._way))
+            found |= {"written": written, "dropped": dropped}
+        return found
+
+    def since(self) -> Row:
+        return {name: value - self._before[name] for name, value in self._now().items()}
+
+
 def many(linked: Linked, way: str, operator: str) -> Row:
-    """Launch after launch, without and with probes; records that were written and that were not."""
+    """Launch after launch, without and with probes."""
     before = linked.asked.asked(**MANY, operator=operator)
-    records = linked.records if way.startswith("records") else None
-    counted = records.counts(ring_of(way)) if records else (0, 0)
+    counted = Counted(linked, way)
     with linked.attached(way):
         after = linked.asked.asked(**MANY, operator=operator)
-    row = {"us": after, "without_us": before, "ratio": after / before}
-    if records:
-        now = records.counts(ring_of(way))
-        row |= {"written": now[0] - counted[0], "dropped": now[1] - counted[1]}
-    return row
+        return {"us": after, "without_us": before, "ratio": after / before} | counted.since()
 
 
 def one_by_one(linked: Linked, way: str, operator: str) -> Row:
@@ -193,17 +212,15 @@ def one_by_one(linked: Linked, way: str, operator: str) -> Row:
         return times[1:]  # the first one waits for its twin
 
     before = launches()
-    counted = records.counts(ring_of(way))
+    counted = Counted(linked, way)
     with linked.attached(way):
         after = launches()
-    now = records.counts(ring_of(way))
-    return {
-        "us": statistics.median(after),
-        "without_us": statistics.median(before),
-        "ratio": statistics.median(after) / statistics.median(before),
-        "written": now[0] - counted[0],
-        "dropped": now[1] - counted[1],
-    }
+        found = {
+            "us": statistics.median(after),
+            "without_us": statistics.median(before),
+            "ratio": statistics.median(after) / statistics.median(before),
+        }
+        return found | counted.since()
 
 
 def beside(one: Asked, other: Asked, operator: str) -> Row:
@@ -290,9 +307,9 @@ class Bench:
         probed = sum(row.probed for row in self.sampled.running.kernels())
         if not 0 < probed < left_out / 100:
             sys.exit(f"operators.py: {probed} probed, {left_out} left out by sampling")
-        for row in self.linked.running.twins():
-            if row.reason:
-                print(f"operators.py: {row.kernel} was not probed: {row.reason}", file=sys.stderr)
+        for row in self.linked.running.explain():
+            for reason in row.why_not:
+                print(f"operators.py: {row.kernel} in some way: {reason}", file=sys.stderr)
 
 
 def measure(rounds: int, chosen: Sequence[str], keep: Callable[[dict], None]) -> dict:
@@ -339,8 +356,10 @@ def table(result: dict[str, dict[str, Row]]) -> str:
         for name, row in rows.items():
             times = f"{row['without_us']:>9.1f} us" if "us" in row else " " * 12
             line = f"  {name:<22}{times}{row['ratio']:>9.4f}  {row['least']:.4f}-{row['most']:.4f}"
+            if "probed" in row:
+                line += f"  {row['probed']:,.0f} of {row['launches']:,.0f} launches probed"
             if "written" in row:
-                line += f"  {row['written']:,.0f} records written, {row['dropped']:,.0f} dropped"
+                line += f", {row['written']:,.0f} records written, {row['dropped']:,.0f} dropped"
             lines.append(line)
     return "\n".join(lines)
 

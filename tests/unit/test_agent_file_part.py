@@ -1,6 +1,7 @@
 """Parts of files that messages name."""
 
 import os
+import random
 
 import pytest
 
@@ -17,6 +18,19 @@ def test_slices_are_of_the_part(tmp_path):
     assert part[40:60] == bytes(range(50, 60))  # never past the part
     assert part[60:70] == part[20:10] == b""
     assert part[: len(part)] == bytes(range(10, 60))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_slices_are_what_slices_of_bytes_are(tmp_path, seed):
+    numbers = random.Random(seed)
+    data = numbers.randbytes(30_000)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    part, expected = FilePart(str(path), 1000, 20_000), data[1000:21_000]
+    for _ in range(300):
+        begin = numbers.randrange(21_000)
+        end = begin + numbers.choice([0, 1, 4, 64, 4095, 4096, 4097, 15_000])
+        assert part[begin:end] == expected[begin:end]
 
 
 def test_it_stays_the_same_file(tmp_path):

@@ -6,6 +6,8 @@ import os
 
 from egpu.errors import AgentError
 
+_BLOCK = 4096  # bytes
+
 
 class FilePart:
     """``size`` bytes of a file from ``offset`` on, by slices.
@@ -17,6 +19,7 @@ class FilePart:
     def __init__(self, path: str, offset: int, size: int) -> None:
         self._path, self._offset, self._size = path, offset, size
         self._file = -1
+        self._at, self._block = 0, b""  # what was read last, for small pieces
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             length = os.fstat(self._file).st_size
@@ -34,8 +37,17 @@ class FilePart:
 
     def __getitem__(self, part: slice, /) -> bytes:
         begin, end, _ = part.indices(self._size)
+        size = max(end - begin, 0)
+        if size > _BLOCK:
+            return self._read(begin, size)
+        if not self._at <= begin <= end <= self._at + len(self._block):
+            self._at = begin
+            self._block = self._read(begin, min(_BLOCK, self._size - begin))
+        return self._block[begin - self._at : begin - self._at + size]
+
+    def _read(self, begin: int, size: int) -> bytes:
         try:
-            return read_all(self._file, self._offset + begin, max(end - begin, 0), self._path)
+            return read_all(self._file, self._offset + begin, size, self._path)
         except OSError as error:
             raise self._unreadable(error) from error
 

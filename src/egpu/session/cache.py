@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import tempfile
 import time
 from dataclasses import asdict, dataclass, fields
@@ -176,23 +177,26 @@ class TwinCache:
 
     def load(self, key: str) -> BuiltTwin | None:
         """The twin kept under ``key``, None if there is none or it is damaged."""
-        path = self._path(key)
+        path = os.path.join(self._directory, key + SUFFIX)
         try:
-            if not path.is_file():  # reading a pipe would wait for a writer
-                return None
-            data = path.read_bytes()
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # it may be a pipe
         except OSError:
             return None
-        body = checked(data)
-        if body is not None:
-            with contextlib.suppress(ValueError):
-                twin = BuiltTwin.from_bytes(body)
-                with contextlib.suppress(OSError):  # removed meanwhile: it was read whole
-                    os.utime(path)
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                return None
+            twin = _read_twin(file)
+            if twin is not None:
+                with contextlib.suppress(OSError):
+                    os.utime(file)
                 return twin
+        except OSError:
+            return None
+        finally:
+            os.close(file)
         self.damaged += 1
         with contextlib.suppress(OSError):
-            path.unlink()
+            os.unlink(path)
         return None
 
     def store(self, key: str, twin: BuiltTwin, origin: Origin | None = None) -> None:
@@ -224,6 +228,18 @@ class TwinCache:
         if self._room is None or self._room < 0:
             left = remove_least_recent(self._directory, self._limit)
             self._room = min(self._limit - left, self._limit // 8)
+
+
+def _read_twin(file: int) -> BuiltTwin | None:
+    """What an open file of the cache holds, None if it is not as it was written."""
+    with open(file, "rb", buffering=0, closefd=False) as stream:
+        body = checked(stream.readall())
+    if body is None:
+        return None
+    try:
+        return BuiltTwin.from_bytes(body)
+    except ValueError:
+        return None
 
 
 def checked(data: bytes) -> bytes | None:

@@ -17,7 +17,7 @@ from egpu.image.ptx.syntax import Module
 from egpu.maps.layout import ArenaLayout
 from egpu.session.assemble import Assembler
 from egpu.session.attached import Attachment, ProbeSet
-from egpu.session.cache import BuiltTwin, Origin, TwinCache, Way
+from egpu.session.cache import BuiltTwin, Origin, TwinCache, Way, build_identity
 from egpu.session.images import OpenedImages
 from egpu.splice import (
     SPLICED_ARCHS,
@@ -81,6 +81,8 @@ class TwinBuilder:
         self._machine_code = machine_code
         self._lock = threading.Lock()
         self._opened = OpenedImages()
+        if cache is not None:
+            build_identity()  # looks at many files: now, and not while a launch waits
         self._last_layout: tuple[ArenaLayout | None, str] = None, ""
         self._ids: dict[str, int] = {}
         self._reports: dict[tuple[int, bool], TwinReport] = {}
