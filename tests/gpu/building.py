@@ -16,6 +16,7 @@ WORKLOADS = HERE / "workloads"
 
 CXX = ("-std=c++17", "-O2")
 _MACHINE_CODE = ("-gencode", "arch=compute_90,code=sm_90")  # no PTX
+_MACHINE_CODE_90A = ("-gencode", "arch=compute_90a,code=sm_90a")
 # name: (options, source); the output is build/gpu/<name>
 # fmt: off
 NVCC_PROGRAMS = {
@@ -32,6 +33,7 @@ NVCC_PROGRAMS = {
     "constants_alone": (_MACHINE_CODE,                      "constants.cu"),
     "persistent":      (("-arch=sm_90",),                   "persistent.cu"),
     "stress":          (_MACHINE_CODE,                      "stress.cu"),
+    "hopper":          (_MACHINE_CODE_90A,                  "hopper.cu"),
     "two_devices":     (("-arch=sm_90",),                   "two_devices.cu"),
 }
 # fmt: on

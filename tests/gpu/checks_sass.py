@@ -71,6 +71,32 @@ def sass_nodes(built: Built) -> str:
 _STEPPED = 4  # nodes that driver.cpp sets to the kernel of that name
 
 
+def sass_hopper(built: Built) -> str:
+    """Warps that hand registers to each other, kernels that begin before the one before them has
+    ended, blocks that meet in clusters while some of their threads have left."""
+    argv = [built.program("hopper")]
+    unprobed, run = plain(argv), probed(argv, options=("--explain",))
+    require_same(unprobed, run)
+    launches = require_totals(run)
+    ways = {row["name"]: row["way"] for row in run.report["explain"]}
+    require(set(ways.values()) == {"SASS"}, f"probed by {ways}")
+    # The start clock lies in registers that a kernel which divides its own has not to give.
+    timed = probed(argv, tool="kernellat", options=("--allow-occupancy-loss",))
+    require_same(unprobed, timed)
+    rows = rows_by_name(timed.report)
+    divided = rows.pop("handed_over")
+    seen = divided["launches_seen"]
+    require(divided["not_probed"] == {"no twin can be made": seen}, f"handed_over: {divided}")
+    reasons = [text for text in timed.report["warnings"] if "setmaxnreg" in text]
+    require(len(reasons) == 1, f"no reason: {timed.report['warnings']}")
+    for name, row in rows.items():
+        blocks = unprobed.last["kernels"][name]["blocks"]
+        require(not row["not_probed"], f"{name}: {row['not_probed']}")
+        require(row["block"]["count"] == blocks, f"{name}: {row['block']} of {blocks} blocks")
+        require(row["block"]["max"] > 0, f"{name}: {row['block']}")
+    return f"{launches} launches exact; {reasons[0]}"
+
+
 def sass_stress(built: Built) -> str:
     """More than 100,000 short launches: streams, graphs, a second context, and every device."""
     argv = [built.program("stress"), "1100"]
@@ -309,6 +335,7 @@ CHECKS = (
     sass_counts,
     sass_repeated,
     sass_nodes,
+    sass_hopper,
     sass_stress,
     sass_warps,
     sass_preferred,

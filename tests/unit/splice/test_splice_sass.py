@@ -43,6 +43,7 @@ REFUSED = {
     "clang_kernel": "reads __constant__ memory",
     "constant_pointer": "reads __constant__ memory",
     "globals": "reads __constant__ memory",
+    "handed_over": "divides its registers",
 }
 
 
@@ -172,6 +173,21 @@ def test_cubins_as_compilers_wrote_them(name):
         assert (twin.name, twin.shared) == (kernel.name, kernel.shared)
         assert spliced.image[7:9] == original[7:9]
         assert spliced.image[48:52] == original[48:52]
+
+
+@pytest.mark.parametrize("name", ["handed_over", "chained", "clustered"])
+def test_what_only_sm_90a_has_takes_counters(name):
+    """Registers that warps hand to each other, early starts, and blocks that meet in clusters."""
+    original = cubin("hopper", "90")
+    spliced = splice_sass(original, name, [count(ENTRY), count(EXIT)], LAYOUT, assemble)
+    before, after = text_of(original, name), text_of(spliced.image, name)
+    lines = disassembled(spliced.image)[name]
+    assert [line.word for line in lines] == after
+    check_structure(before, after, 90, spliced)
+    special = {"handed_over": "USETMAXREG", "chained": "ACQBULK", "clustered": "UCGABAR"}[name]
+    assert any(special in line.text for line in lines)
+    if name == "handed_over":  # what it begins with is what its warps divide
+        assert spliced.registers == spliced.was_registers == 168
 
 
 @pytest.mark.parametrize("arch", ARCHS)
