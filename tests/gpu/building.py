@@ -55,6 +55,10 @@ class Built:
         return str(self.folder / "driver_kernels.ptx")
 
     @property
+    def demo_cubin(self) -> str:
+        return str(self.folder / "demo_kernels.cubin")
+
+    @property
     def driver_cubin(self) -> str:
         return str(self.folder / "driver_kernels.cubin")
 
@@ -110,6 +114,8 @@ def build(*, conformance: Path | None = None) -> Built:
     jobs.append((command, (*ptx, "-o", folder / "driver_kernels.ptx")))
     code = ("nvcc", "-cubin", "-arch=sm_90", WORKLOADS / "driver_kernels.cu")
     jobs.append((command, (*code, "-o", folder / "driver_kernels.cubin")))
+    code = ("nvcc", "-cubin", "-arch=sm_90", ROOT / "workloads" / "demo" / "kernels.cu")
+    jobs.append((command, (*code, "-o", folder / "demo_kernels.cubin")))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for future in [pool.submit(function, *arguments) for function, arguments in jobs]:
             future.result()

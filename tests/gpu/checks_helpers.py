@@ -12,34 +12,38 @@ from observing import egpu, plain, require
 from print_lines import documents, wrong_lines
 from read_totals import wrong_reads
 from stack_totals import wrong_stacks
+from ways import REFUSED, WAYS, Way, answers, demo, run_object
 
 
 def printk(built: Built) -> str:
     """Lines of five kernels: every one is right, and what was dropped is counted."""
-    workload = [str(built.demo), "--launches", "3", "--size", "300000", "--json"]
-    program = str(HERE / "probes" / "prints.bpf.o")
-    options = ("--json", "--print-limit", "0")
-    run = plain(egpu("run", program, *options, "--", *workload), timeout=120)
-    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
-    lines, report, kernels = documents(run.output)
-    wrong = wrong_lines(lines, report, kernels)
-    require(not wrong, "; ".join(wrong[:10]))
-    require(bool(lines), "no line came")
-    return f"{len(lines):,} lines exact, {report['printed']['dropped']:,} dropped"
+    said = {}
+    for way in WAYS:
+        run = run_object("prints", demo(built, way, 3, 300_000), way, "--print-limit", "0")
+        if run is None:
+            said[way] = f"refused, probes {REFUSED['prints']}"
+            continue
+        lines, report, kernels = documents(run.output)
+        wrong = wrong_lines(lines, report, kernels)
+        require(not wrong, f"{way.value}: " + "; ".join(wrong[:10]))
+        require(bool(lines), f"{way.value}: no line came")
+        said[way] = f"{len(lines):,} lines exact, {report['printed']['dropped']:,} dropped"
+    return answers(said)
 
 
 def ktime(built: Built) -> str:
     """Times on the host's clock, within the error that the agent says; who runs."""
-    workload = [str(built.demo), "--launches", "3", "--size", "300000", "--json"]
-    program = str(HERE / "probes" / "identity.bpf.o")
+    return answers({way: _ktime(built, way) for way in WAYS})
+
+
+def _ktime(built: Built, way: Way) -> str:
     before = time.monotonic_ns()
-    run = plain(egpu("run", program, "--json", "--", *workload), timeout=120)
+    run = run_object("identity", demo(built, way, 3, 300_000), way, "--allow-occupancy-loss")
     after = time.monotonic_ns()
-    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
     records, report, kernels = identity_records.documents(run.output)
     uid_gid = os.getgid() << 32 | os.getuid()
     wrong = identity_records.wrong_records(records, kernels, (before, after), uid_gid)
-    require(not wrong, f"{len(wrong)} wrong, such as {wrong[:5]}")
+    require(not wrong, f"{way.value}: {len(wrong)} wrong, such as {wrong[:5]}")
     (clock,) = report["clocks"]
     error, drift, span = (clock[name] for name in ("error_ns", "drift_ns", "span_ns"))
     require(0 < error < 1_000_000, f"the clocks were compared within {error} ns only")
@@ -51,27 +55,28 @@ def ktime(built: Built) -> str:
 
 def probe_read(built: Built) -> str:
     """The workload's inputs read by every thread; nothing beyond them, and no fault."""
-    size, launches = 1_000_003, 5
-    workload = [str(built.demo), "--launches", str(launches), "--size", str(size), "--json"]
-    program = str(HERE / "probes" / "reads.bpf.o")
-    options = ("--json", "--allow-occupancy-loss")
-    run = plain(egpu("run", program, *options, "--", *workload), timeout=120)
-    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
-    wrong = wrong_reads(json.loads(run.output.strip().splitlines()[-1]), size, launches)
-    require(not wrong, "; ".join(wrong))
-    return f"{5 * size * launches:,} reads exact"
+    size, launches, said = 1_000_003, 5, {}
+    for way in WAYS:
+        argv = demo(built, way, launches, size)
+        run = run_object("reads", argv, way, "--allow-occupancy-loss")
+        if run is None:
+            said[way] = f"refused, probes {REFUSED['reads']}"
+            continue
+        wrong = wrong_reads(run.report, size, launches)
+        require(not wrong, f"{way.value}: " + "; ".join(wrong))
+        said[way] = f"{5 * size * launches:,} reads exact"
+    return answers(said)
 
 
 def stackid(built: Built) -> str:
     """Blocks by the host stack that launched them."""
-    workload = [str(built.demo), "--launches", "10", "--size", "300000", "--json"]
-    program = str(HERE / "probes" / "stacks.bpf.o")
-    run = plain(egpu("run", program, "--json", "--", *workload), timeout=120)
-    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
-    totals, report = map(json.loads, run.output.strip().splitlines()[-2:])
-    wrong = wrong_stacks(report["maps"], totals["kernels"])
-    require(not wrong, "; ".join(wrong))
-    return f"{len(report['maps']['stacks'])} stacks exact"
+    said = {}
+    for way in WAYS:
+        run = run_object("stacks", demo(built, way, 10, 300_000), way)
+        wrong = wrong_stacks(run.report["maps"], run.totals)
+        require(not wrong, f"{way.value}: " + "; ".join(wrong))
+        said[way] = f"{len(run.report['maps']['stacks'])} stacks exact"
+    return answers(said)
 
 
 def ending(built: Built) -> str:
@@ -91,6 +96,8 @@ def ending(built: Built) -> str:
     third = launches * -(-(threads // launches) // 3)
     counted = {row["key"]: row["value"] for row in report["maps"]["threads"]}
     require(counted == {0: threads - third, 1: third}, f"{counted} of {threads}")
+    code = demo(built, Way.MACHINE_CODE, 1, 1000)  # not there: nothing ends
+    require(run_object("ending", code, Way.MACHINE_CODE, "--allow-control") is None, "it ended")
     return f"{third:,} threads ended, {threads - third:,} ran"
 
 

@@ -9,8 +9,10 @@ import time
 from building import HERE, Built
 from map_totals import results_of, wrong_inner, wrong_per_thread, wrong_pushed, wrong_totals
 from observing import CheckError, egpu, plain, require
+from ways import WAYS, Way, answers, demo, run_object
 
 LAUNCHES, SIZE = 6, 1_000_000
+_PARTS = ("counts", "per_sm", "small", "churn", "recent")
 SLOTS = 200_000  # fewer than some kernels have threads
 
 
@@ -35,7 +37,7 @@ def hashes_one_map(built: Built) -> str:
     """Each of the five maps alone, so that one that is slow is known by name."""
     workload = [str(built.demo), "--launches", "2", "--size", str(SIZE), "--json"]
     done, failed = [], []
-    for part in ("counts", "per_sm", "small", "churn", "recent"):
+    for part in _PARTS:
         start = time.monotonic()
         try:
             operations = _hash_totals(workload, f"hash_{part}", 30)
@@ -60,44 +62,63 @@ def hashes_two_kernels(built: Built) -> str:
     return f"{_hash_totals(workload, 'hashes', 28):,} operations exact"
 
 
+def hashes_code(built: Built) -> str:
+    """Each map, and all of them together, where there is machine code alone."""
+    done = []
+    for part in (*_PARTS, "hashes"):
+        name = part if part == "hashes" else f"hash_{part}"
+        argv = demo(built, Way.MACHINE_CODE, 1, 200_003)
+        run = run_object(name, argv, Way.MACHINE_CODE, "--allow-occupancy-loss", timeout=30)
+        threads = sum(row["threads"] for row in run.totals.values())
+        wrong = wrong_totals(run.report["maps"], threads)
+        require(not wrong, f"{name}: " + "; ".join(wrong[:20]))
+        done.append(f"{part} {sum(results_of(run.report['maps']).values()):,}")
+    return f"operations exact: {', '.join(done)}"
+
+
 def pushed(built: Built) -> str:
     """A queue, a stack that gives up its oldest and a Bloom filter, by every thread."""
-    workload = [str(built.demo), "--launches", "2", "--size", "100003", "--json"]
-    program = str(HERE / "probes" / "pushed.bpf.o")
-    options = ("--json", "--allow-occupancy-loss")
-    run = plain(egpu("run", program, *options, "--", *workload), timeout=60)
-    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
-    totals, report = map(json.loads, run.output.strip().splitlines()[-2:])
-    threads = sum(row["threads"] for row in totals["kernels"].values())
-    wrong = wrong_pushed(report["maps"], threads)
-    require(not wrong, "; ".join(wrong[:20]))
-    return f"{threads:,} threads exact"
+    said = {}
+    for way in WAYS:
+        argv = demo(built, way, 2, 100_003)
+        run = run_object("pushed", argv, way, "--allow-occupancy-loss", timeout=60)
+        threads = sum(row["threads"] for row in run.totals.values())
+        wrong = wrong_pushed(run.report["maps"], threads)
+        require(not wrong, f"{way.value}: " + "; ".join(wrong[:20]))
+        said[way] = f"{threads:,} threads exact"
+    return answers(said)
 
 
 def maps_of_maps(built: Built) -> str:
     """Arrays, per-SM arrays and hash maps that a map of maps gives."""
-    workload = [str(built.demo), "--launches", "5", "--size", "300000", "--json"]
-    program = str(HERE / "probes" / "inner.bpf.o")
-    options = ("--json", "--allow-occupancy-loss")
-    run = plain(egpu("run", program, *options, "--", *workload), timeout=60)
-    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
-    totals, report = map(json.loads, run.output.strip().splitlines()[-2:])
-    wrong = wrong_inner(report["maps"], totals["kernels"])
-    require(not wrong, "; ".join(wrong))
-    return f"{len(report['maps'])} maps exact"
+    said = {}
+    for way in WAYS:
+        argv = demo(built, way, 5, 300_000)
+        run = run_object("inner", argv, way, "--allow-occupancy-loss", timeout=60)
+        wrong = wrong_inner(run.report["maps"], run.totals)
+        require(not wrong, f"{way.value}: " + "; ".join(wrong))
+        said[way] = f"{len(run.report['maps'])} maps exact"
+    return answers(said)
 
 
 def per_thread(built: Built) -> str:
     """Values of each thread, thread by thread, and the count of those beyond the slots."""
-    workload = [str(built.demo), "--launches", str(LAUNCHES), "--size", "300000", "--json"]
-    program = str(HERE / "probes" / "per_thread.bpf.o")
-    variable = {"BPFTIME_MAP_GPU_THREAD_COUNT": str(SLOTS)}
-    run = plain(egpu("run", program, "--json", "--", *workload), timeout=300, **variable)
-    require(run.code == 0, f"exit {run.code}: {run.errors[-2000:]}")
-    totals, report = map(json.loads, run.output.strip().splitlines()[-2:])
-    wrong = wrong_per_thread(report["maps"], totals["kernels"], SLOTS)
-    require(not wrong, "; ".join(wrong))
-    return f"{len(report['maps']['idiom']):,} threads exact"
+    said, variable = {}, {"BPFTIME_MAP_GPU_THREAD_COUNT": str(SLOTS)}
+    for way, launches in ((Way.PTX, LAUNCHES), (Way.MACHINE_CODE, 1)):
+        argv = demo(built, way, launches, 300_000)
+        run = run_object("per_thread", argv, way, timeout=300, **variable)
+        wrong = wrong_per_thread(run.report["maps"], run.totals, SLOTS)
+        require(not wrong, f"{way.value}: " + "; ".join(wrong))
+        said[way] = f"{len(run.report['maps']['idiom']):,} threads exact"
+    return answers(said)
 
 
-CHECKS = (hashes_one_map, hashes_together, hashes_two_kernels, pushed, maps_of_maps, per_thread)
+CHECKS = (
+    hashes_one_map,
+    hashes_together,
+    hashes_two_kernels,
+    hashes_code,
+    pushed,
+    maps_of_maps,
+    per_thread,
+)
