@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from building import HERE, ROOT, WORKLOADS, Built
 from leaving_totals import documents, wrong_leavings
@@ -238,19 +238,16 @@ def sass_constants(built: Built) -> str:
 def _framework(name: str, *, allowed: frozenset[str] = frozenset(), recording: bool = False) -> str:
     """Results as without probes, counts as the launches' shapes have it; launches may stay unprobed
     for an ``allowed`` reason only.  ``recording``: some have to be recorded into graphs."""
-    argv = [sys.executable, str(WORKLOADS / "frameworks.py"), name]
-    unprobed = plain(argv, timeout=300)
-    if unprobed.code == _MISSING:
-        return f"skipped: {unprobed.errors.strip().splitlines()[-1]}"
-    require(unprobed.code == 0, f"unprobed: exit {unprobed.code}: {unprobed.errors[-2000:]}")
-    run = probed(argv, timeout=500)
-    require(run.code == 0, f"probed: exit {run.code}: {run.errors[-2000:]}")
-    require(bool(unprobed.last) and run.last.keys() == unprobed.last.keys(), "other results")
-    wrong = [key for key, value in unprobed.last.items() if run.last[key] != value]
-    if wrong:
-        again = plain(argv, timeout=300).last
-        varies = [key for key in wrong if again[key] != unprobed.last[key]]
-        require(False, f"results differ: {wrong}; also without probes: {varies}")
+    return _counted(name, allowed=allowed, recording=recording)[0]
+
+
+def _counted(
+    name: str, *, allowed: frozenset[str] = frozenset(), recording: bool = False
+) -> tuple[str, Observed | None]:
+    """The same, with the run; None where the framework is not installed."""
+    run, skipped = _same_results(name)
+    if run is None:
+        return skipped, None
     seen, count = require_accounted(run)
     rows = rows_by_name(run.report)
     wrong = [f"{kernel}: {text}" for kernel, row in rows.items() for text in _miscounts(row)]
@@ -262,7 +259,29 @@ def _framework(name: str, *, allowed: frozenset[str] = frozenset(), recording: b
     require(count > 0 and not others, f"{count} of {seen} launches probed{said}")
     graphs = sum(row["launches_captured"] for row in rows.values())
     require(graphs > 0 or not recording, "nothing was recorded into a graph")
-    return f"{count} of {seen} launches ({graphs} recorded), {len(rows)} kernels exact{said}"
+    answer = f"{count} of {seen} launches ({graphs} recorded), {len(rows)} kernels exact{said}"
+    return answer, run
+
+
+def _same_results(
+    name: str, *, tool: str = "kernelcount", options: Sequence[str] = ()
+) -> tuple[Observed | None, str]:
+    """A framework's run under a tool, whose results are those without probes; None and why not
+    where it is not installed."""
+    argv = [sys.executable, str(WORKLOADS / "frameworks.py"), name]
+    unprobed = plain(argv, timeout=300)
+    if unprobed.code == _MISSING:
+        return None, f"skipped: {unprobed.errors.strip().splitlines()[-1]}"
+    require(unprobed.code == 0, f"unprobed: exit {unprobed.code}: {unprobed.errors[-2000:]}")
+    run = probed(argv, tool=tool, options=options, timeout=500)
+    require(run.code == 0, f"probed: exit {run.code}: {run.errors[-2000:]}")
+    require(bool(unprobed.last) and run.last.keys() == unprobed.last.keys(), "other results")
+    wrong = [key for key, value in unprobed.last.items() if run.last[key] != value]
+    if wrong:
+        again = plain(argv, timeout=300).last
+        varies = [key for key in wrong if again[key] != unprobed.last[key]]
+        require(False, f"results differ: {wrong}; also without probes: {varies}")
+    return run, ""
 
 
 def _miscounts(row: Mapping) -> list[str]:
@@ -292,13 +311,109 @@ def _reasons(run: Observed) -> str:
 
 
 def sass_torch(built: Built) -> str:
-    """PyTorch eager: 45 operators, each with the digest that it has without probes."""
+    """PyTorch eager: 49 operators, four optimizers among them, each with the digest that it has
+    without probes."""
     return _framework("torch")
 
 
 def sass_training(built: Built) -> str:
-    """A small transformer for 200 steps with AdamW, and a replayed graph: the loss bit for bit."""
-    return _framework("train")
+    """A small transformer for 200 steps with AdamW, each loss bit for bit, and a replayed graph of
+    two kernels, which ran as often as it says."""
+    answer, run = _counted("train", recording=True)
+    if run is None:
+        return answer
+    runs = run.last["runs_of_frac_and_atan"]
+    for kernel in ("frac_kernel", "atan_kernel"):
+        found = [row for name, row in rows_by_name(run.report).items() if kernel in name]
+        require(len(found) == 1, f"{kernel}: {len(found)} kernels")
+        (row,) = found
+        require(row["launches_captured"] == 1, f"{kernel}: {row['launches_captured']} recorded")
+        for what in ("threads", "exits", "blocks"):
+            require(
+                row[what] > 0 and row[what] % runs == 0, f"{kernel}: {row[what]} in {runs} runs"
+            )
+        # 1,024 elements: what one run has is known within what a thread may take.
+        require(64 <= row["threads"] // runs <= 1024, f"{kernel}: {row['threads']} in {runs} runs")
+    return answer
+
+
+def sass_torch_stress(built: Built) -> str:
+    """More than 100,000 short launches of PyTorch in eight streams: right results, exact counts."""
+    answer, run = _counted("stress")
+    if run is None:
+        return answer
+    launches = run.last["launches"]
+    require(launches >= 100_000, f"only {launches} launches")
+    wrong = {key: number for key, number in run.last.items() if key.startswith("wrong_") and number}
+    require(not wrong, f"wrong results: {wrong}")
+    rows = sorted((row["launches_seen"] for row in rows_by_name(run.report).values()), reverse=True)
+    require(rows[:2] == [launches // 2] * 2, f"{launches} launches of two kernels, seen: {rows}")
+    return answer
+
+
+def kernellat_torch(built: Built) -> str:
+    """Durations of PyTorch's kernels: of every launch and block that was probed, under names that
+    can be told apart."""
+    answers = []
+    for name in ("torch", "short"):
+        run, skipped = _same_results(
+            name, tool="kernellat", options=("--explain", "--allow-occupancy-loss")
+        )
+        if run is None:
+            return skipped
+        answers.append(f"{name}: {_durations(run)}")
+    return "; ".join(answers)
+
+
+def _durations(run: Observed) -> str:
+    seen, count = require_accounted(run)
+    rows = [row for row in run.report["kernels"] if row["launches_probed"]]
+    blocks = 0
+    for row in rows:
+        if not row["launches_captured"]:
+            measured = row["launch"]["count"]
+            require(measured == row["launches_probed"], f"{row['name']}: {measured} launches timed")
+            require(row["blocks_incomplete"] == 0, f"{row['name']}: {row['blocks_incomplete']}")
+        require(0 < row["block"]["max"] <= row["launch"]["max"], f"{row['name']}: {row}")
+        blocks += row["block"]["count"]
+    require(not any(run.report["lost"].values()), f"lost: {run.report['lost']}")
+    names = [row["short_name"] for row in run.report["kernels"]]
+    require(len(set(names)) == len(names), f"names that are alike: {sorted(names)}")
+    wrong = [name for name in names if "_Z" in name or not name or len(name) > _LONG_NAME]
+    require(not wrong, f"not demangled, or not shortened: {wrong}")
+    require(count > 0 and bool(rows), f"{count} of {seen} launches probed")
+    return (
+        f"{count} of {seen} launches and {blocks} blocks of {len(rows)} kernels timed; "
+        f"not: {_reasons(run) or 'none'}"
+    )
+
+
+_LONG_NAME = 60  # what tables show, cut or not
+
+
+def blocksched_torch(built: Built) -> str:
+    """A record of every block of PyTorch's kernels, or one more that was dropped."""
+    run, skipped = _same_results(
+        "short", tool="blocksched", options=("--explain", "--allow-occupancy-loss")
+    )
+    if run is None:
+        return skipped
+    seen, count = require_accounted(run)
+    rows = [row for row in run.report["kernels"] if row["launches_probed"]]
+    records = run.report["records"]
+    lost = records["dropped"] + records["missing"]
+    known = [row for row in rows if row["blocks_expected"] is not None]
+    expected = sum(row["blocks_expected"] for row in known)
+    found = sum(row["blocks"] for row in known)
+    require(bool(known) and found > 0, f"{count} of {seen} launches probed: {_reasons(run)}")
+    require(expected - lost <= found <= expected, f"{found} of {expected} blocks, {records}")
+    replayed = [row for row in rows if row["launches_captured"]]
+    require(all(row["blocks"] for row in replayed), "graphs without a record")
+    return (
+        f"{found} of {expected} blocks of {len(known)} kernels, {lost} dropped, "
+        f"{len(replayed)} in graphs; {count} of {seen} launches probed; "
+        f"not: {_reasons(run) or 'none'}"
+    )
 
 
 def sass_gemms(built: Built) -> str:
@@ -344,6 +459,9 @@ CHECKS = (
     sass_constants,
     sass_torch,
     sass_training,
+    sass_torch_stress,
+    kernellat_torch,
+    blocksched_torch,
     sass_gemms,
     sass_compiled,
     sass_triton,

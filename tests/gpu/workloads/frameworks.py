@@ -1,8 +1,9 @@
 """What PyTorch, Triton, CuPy and JAX launch: operators with digests of their results.
 
-    frameworks.py torch|train|gemms|compiled|triton|cupy|jax|numba
+    frameworks.py torch|train|short|stress|gemms|compiled|triton|cupy|jax|numba
 
-Prints one JSON object on the last line: a digest for each operator.  Exit code 77 if the framework
+Prints one JSON object on the last line: a digest for each operator, and numbers that the probes'
+counts are held to.  Exit code 77 if the framework
 is not installed.
 """
 
@@ -89,9 +90,53 @@ def torch_operators():
         for _ in range(3):
             result = run()
         yield name, digest(host(result))
+    start = [square[:96, :96], square[0, :33], square[1, :1]]
+    for name, make in {
+        "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, nesterov=True),
+        "adam": lambda ps: torch.optim.Adam(ps, lr=0.01, foreach=False),
+        "adam_foreach": lambda ps: torch.optim.Adam(ps, lr=0.01, foreach=True),
+        "adamw_fused": lambda ps: torch.optim.AdamW(ps, lr=0.01, fused=True),
+    }.items():
+        parameters = [each.clone().requires_grad_() for each in start]
+        optimizer = make(parameters)
+        for step in range(5):
+            for each in parameters:
+                each.grad = each.detach() * (step + 1) - 0.5
+            optimizer.step()
+        yield name, digest(host(torch.cat([each.flatten() for each in parameters])))
 
 
-def torch_training():
+def torch_stress():
+    """Small tensors in several streams; integers, so that what is right is known."""
+    import numpy
+    import torch
+
+    streams = [torch.cuda.Stream() for _ in range(STREAMS)]
+    sizes = [1 + 97 * number for number in range(STREAMS)]
+    tensors = [torch.arange(size, dtype=torch.int32, device="cuda") for size in sizes]
+    torch.cuda.synchronize()
+    for round_ in range(ROUNDS):
+        for stream, tensor in zip(streams, tensors, strict=True):
+            with torch.cuda.stream(stream):
+                for _ in range(EACH):
+                    tensor.mul_(3)
+                    tensor.add_(round_)
+    torch.cuda.synchronize()
+    for size, tensor in zip(sizes, tensors, strict=True):
+        expected = numpy.arange(size, dtype=numpy.uint32)
+        for round_ in range(ROUNDS):
+            for _ in range(EACH):
+                expected = expected * numpy.uint32(3) + numpy.uint32(round_)
+        found = tensor.cpu().numpy().view(numpy.uint32)
+        yield f"wrong_{size}", int((found != expected).sum())
+        yield f"size_{size}", digest(found)
+    yield "launches", 2 * STREAMS * ROUNDS * EACH
+
+
+STREAMS, ROUNDS, EACH = 8, 64, 100  # of two launches each: 102,400
+
+
+def torch_training(steps=200):
     import torch
     from torch import nn
 
@@ -101,21 +146,34 @@ def torch_training():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = torch.randn(16, 32, 128, device="cuda")
     goal = torch.randint(0, 64, (16 * 32,), device="cuda")
-    for step in range(200):
+    losses = []
+    for _ in range(steps):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(data).flatten(0, 1), goal)
         loss.backward()
         optimizer.step()
-        if step % 50 == 49:
-            yield f"loss_{step}", digest(host(loss))
-    # The same step again, recorded once and replayed.
-    still = torch.randn(1024, device="cuda")
+        losses.append(loss.detach().clone())
+    for step, loss in enumerate(losses):
+        yield f"loss_{step}", digest(host(loss))
+    # Two functions that nothing else calls: some launches as they are, one recorded, replays.
+    still = torch.rand(1024, device="cuda") * 7
+    for _ in range(DIRECT):
+        torch.atan(torch.frac(still))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        moved = still * 2 + 1
-    for _ in range(50):
+        moved = torch.atan(torch.frac(still))
+    for _ in range(REPLAYS):
         graph.replay()
     yield "graph", digest(host(moved))
+    yield "runs_of_frac_and_atan", DIRECT + REPLAYS
+
+
+DIRECT, REPLAYS = 3, 50  # together a prime, which divides no launch's threads
+
+
+def torch_short():
+    """A few steps of the training, for tools that keep a record of each block."""
+    yield from torch_training(steps=4)
 
 
 def torch_gemms():
@@ -262,6 +320,8 @@ def jax_functions():
 WORK = {
     "torch": torch_operators,
     "train": torch_training,
+    "short": torch_short,
+    "stress": torch_stress,
     "gemms": torch_gemms,
     "compiled": torch_compiled,
     "triton": triton_kernels,
