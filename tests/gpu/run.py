@@ -68,6 +68,7 @@ def main(arguments: list[str]) -> int:
     import checks_host_maps  # noqa: PLC0415
     import checks_maps  # noqa: PLC0415
     import checks_programs  # noqa: PLC0415
+    import checks_rules  # noqa: PLC0415
     import checks_sass  # noqa: PLC0415
     import checks_tools  # noqa: PLC0415
 
@@ -78,6 +79,7 @@ def main(arguments: list[str]) -> int:
         checks_programs,
         checks_counts,
         checks_sass,
+        checks_rules,
         checks_maps,
         checks_callbacks,
         checks_budgets,

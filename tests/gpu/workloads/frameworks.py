@@ -1,6 +1,6 @@
 """What PyTorch, Triton, CuPy and JAX launch: operators with digests of their results.
 
-    frameworks.py torch|train|short|stress|gemms|compiled|triton|cupy|jax|numba
+    frameworks.py torch|train|short|all|stress|gemms|compiled|triton|cupy|jax|numba
 
 Prints one JSON object on the last line: a digest for each operator, and numbers that the probes'
 counts are held to.  Exit code 77 if the framework
@@ -104,6 +104,16 @@ def torch_operators():
                 each.grad = each.detach() * (step + 1) - 0.5
             optimizer.step()
         yield name, digest(host(torch.cat([each.flatten() for each in parameters])))
+
+
+def torch_all():
+    """Of one block, whose kernel has an EXIT under two predicates."""
+    import torch
+
+    for size in (1, 33, 700, 5000):
+        x = torch.ones(size, device="cuda")
+        for number in range(50):
+            yield f"all_{size}_{number}", digest(host((x > 0).all()))
 
 
 def torch_stress():
@@ -321,6 +331,7 @@ WORK = {
     "torch": torch_operators,
     "train": torch_training,
     "short": torch_short,
+    "all": torch_all,
     "stress": torch_stress,
     "gemms": torch_gemms,
     "compiled": torch_compiled,
