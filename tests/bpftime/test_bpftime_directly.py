@@ -6,6 +6,8 @@ import json
 import pytest
 from running import HERE, egpu
 
+from egpu.cli.machine import gpus
+
 OBJECT = HERE / "programs" / "directly_run.bpf.o"
 N, SIDE = 1024, 32
 GEMM_A, GEMM_B, GEMM_C = 65536, 655, 1373634560
@@ -70,6 +72,53 @@ def test_on_this_machine():
     assert report["prints"] == ["directly run on GPU"] * (2 * 3 * 10)
     done = egpu("run-on-gpu", OBJECT, "cuda__run", "--host")
     assert (done.returncode, done.stdout) == (0, "directly run on GPU\n"), done.stderr
+
+
+def executed(*words):
+    done = egpu("exec", OBJECT, "--program", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return lines[-1], [line["text"] for line in lines if "text" in line], done.stderr
+
+
+def test_egpu_exec_runs_them_as_kernels():
+    """As run-on-gpu, with its grid and its maps: on the simulated device, and interpreted."""
+    shape = ("--count", 2, "--grid", "3", "--block", "5")
+    report, prints, _ = executed("cuda__run", "--executor", "sim", *shape)
+    assert prints == ["directly run on GPU"] * (2 * 3 * 5)
+    assert [row["launches_probed"] for row in report["kernels"]] == [2]
+    report, _, _ = executed(
+        "cuda__run", "--executor", "interp", "--grid", "1,3", "--block", "1,2,5"
+    )
+    assert report["prints"] == ["directly run on GPU"] * (3 * 10)
+    values = ["--set", "vec_N", 0, N, "--set", "vec_A", 7, 1, "--set", "vec_B", 7, 2]
+    words = ("cuda__vec_add", *values, "--grid", 4, "--block", 256)
+    for executor in ("sim", "interp"):
+        report, _, _ = executed(*words, "--executor", executor)
+        assert numbers(report["maps"]["vec_C"]) == {7: 3}
+
+
+@pytest.mark.skipif(bool(gpus()), reason="there is a GPU")
+def test_without_a_gpu_the_simulated_device_runs_them():
+    _, prints, said = executed("cuda__run")
+    assert prints == ["directly run on GPU"]
+    assert "egpu: no GPU here: on the simulated device\n" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--executor", "host"), 2, "--executor sim, cuda or interp run it"),
+        (("--memory", "00"), 2, "it has no --memory"),
+        (("--grid", "1,x"), 2, "--grid is X, X,Y or X,Y,Z, not 1,x"),
+        (("--block", "1,1,1,1"), 2, "--block is X, X,Y or X,Y,Z, not 1,1,1,1"),
+        (("--block", "2048"), 1, "a block of 2048 threads, limit 1024"),
+        (("--set", "nothing", 0, 1), 1, "no map nothing"),
+    ],
+)
+def test_mistakes_of_egpu_exec(words, code, message):
+    done = egpu("exec", OBJECT, "--program", "cuda__run", *words)
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
 
 
 def test_matrices_under_a_loader(built):

@@ -43,6 +43,7 @@ _KERNEL_FORMS: dict[str, _Row] = {
 _INSTRUCTION = "insn"
 _HOST_FORMS: dict[str, AttachKind] = {"uprobe": _K.HOST_ENTRY, "uretprobe": _K.HOST_EXIT}
 _EXECUTOR = "executor"
+DIRECTLY_RUN = "__directly_run"  # bpftime: kprobe/__directly_run programs are kernels themselves
 # Types that the Linux kernel runs (libbpf's section names), by the word before the first slash.
 # fmt: off
 _LINUX = frozenset({
@@ -60,7 +61,7 @@ _LINUX = frozenset({
 # bpftime's places that are no kernels; they take part in no comma list.
 _BPFTIME: dict[str, AttachPoint] = {
     "__memcapture": AttachPoint(_K.INSTRUCTION, "*", detail=MEMORY_CAPTURE),
-    "__directly_run": AttachPoint(_K.EXECUTOR, "__directly_run"),
+    DIRECTLY_RUN: AttachPoint(_K.EXECUTOR, DIRECTLY_RUN),
 }
 
 

@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
-from egpu.cli.output import hex_bytes, json_option, load_object, read_file
+from egpu.bpf.sections import DIRECTLY_RUN
+from egpu.cli.output import hex_bytes, json_option, load_object, read_file, set_option
 from egpu.errors import InputError
 
 if TYPE_CHECKING:
-    from egpu.bpf.program import Program
+    from egpu.bpf.program import Object, Program
 
+_AXES = 3
 EXECUTORS = ("interp", "host", "sim", "cuda")
 
 executor_option = click.option(
@@ -20,7 +23,8 @@ executor_option = click.option(
     type=click.Choice(EXECUTORS),
     default="interp",
     show_default=True,
-    help="Where the program runs.",
+    help="Where the program runs: interpreted, compiled for this CPU, on the simulated device, "
+    "on a GPU.",
 )
 
 
@@ -30,6 +34,12 @@ executor_option = click.option(
 @click.option("--program", "name", help="Which program of OBJECT.")
 @executor_option
 @click.option("--memory", metavar="HEX", default="", help="The memory block behind r1.")
+@click.option(
+    "--count", type=click.IntRange(1), help="Of a kprobe/__directly_run program: how many launches."
+)
+@click.option("--grid", metavar="X[,Y[,Z]]", help="Its blocks.")
+@click.option("--block", metavar="X[,Y[,Z]]", help="Its threads of a block.")
+@set_option
 @json_option
 def command(
     *,
@@ -38,39 +48,124 @@ def command(
     name: str | None,
     executor: str,
     memory: str,
+    count: int | None,
+    grid: str | None,
+    block: str | None,
+    changes: tuple[tuple[str, int, int], ...],
     as_json: bool,
-) -> None:
+) -> int:
     """Run one eBPF program once, on memory of your own.
 
     The program comes from OBJECT, or from --raw as hexadecimal text or a file of instructions.  r1
-    points at the memory block, r2 is its size.  Prints r0, and the memory block if there is one.
+    points at the memory block, r2 is its size.  Prints what the program prints (interp only), r0,
+    and the memory block if there is one.
+
+    A program of a section kprobe/__directly_run is a kernel of its own, with maps: it runs as
+    `egpu run-on-gpu` runs it, on a GPU, or on the simulated device where there is none.
     """
-    from egpu.cli.executors import Executor, execute  # noqa: PLC0415
+    from egpu.cli.executors import Executor, execute, interpret  # noqa: PLC0415
+    from egpu.loader.directly import with_values  # noqa: PLC0415
 
     if (object_file is None) == (raw is None):
         raise click.UsageError("give either OBJECT or --raw")
+    given = click.get_current_context().get_parameter_source("executor")
+    shape = (count, grid, block)
     if object_file is not None:
-        program = _of_object(object_file, name)
+        loaded, program = _of_object(object_file, name)
+        if _runs_directly(program):
+            if memory:
+                raise click.UsageError(f"{program.name} is a kernel of its own: it has no --memory")
+            chosen = executor if given is ParameterSource.COMMANDLINE else ""
+            return _run_directly(
+                with_values(loaded, changes), program.name, chosen, shape, as_json=as_json
+            )
     elif name is not None:
         raise click.UsageError("--program names a program of an object file")
     else:
         program = raw_program(_raw_bytes(str(raw)))
-    block = bytearray(hex_bytes(memory, "--memory"))
-    result = execute(Executor(executor), program, block)
+    if any((*shape, changes)):
+        raise click.UsageError(
+            "--count, --grid, --block and --set are for programs of kprobe/__directly_run"
+        )
+    data = bytearray(hex_bytes(memory, "--memory"))
+    lines: tuple[str, ...] = ()
+    if executor == Executor.INTERP.value:
+        result, lines = interpret(program, data)
+    else:
+        result = execute(Executor(executor), program, data)
+    _show(program.name, executor, result, lines, bytes(data), as_json=as_json)
+    return 0
+
+
+def _show(
+    name: str, executor: str, result: int, lines: tuple[str, ...], data: bytes, *, as_json: bool
+) -> None:
     if as_json:
         from egpu.export.json import render_json  # noqa: PLC0415
 
         answer = {
-            "program": program.name,
+            "program": name,
             "executor": executor,
             "r0": f"0x{result:x}",
-            "memory": block.hex(),
+            "memory": data.hex(),
+            "printed": list(lines),
         }
         click.echo(render_json("exec/1", answer), nl=False)
         return
+    for line in lines:
+        click.echo(line)
     click.echo(f"r0 = 0x{result:x} ({result})")
-    if block:
-        click.echo(f"memory = {block.hex(' ')}")
+    if data:
+        click.echo(f"memory = {data.hex(' ')}")
+
+
+def _runs_directly(program: Program) -> bool:
+    return any(point.pattern == DIRECTLY_RUN for point in program.attach)
+
+
+def _run_directly(
+    loaded: Object,
+    name: str,
+    executor: str,
+    asked: tuple[int | None, str | None, str | None],
+    *,
+    as_json: bool,
+) -> int:
+    """As ``egpu run-on-gpu`` does; the carrier's exit code."""
+    from egpu.cli.machine import gpus  # noqa: PLC0415
+    from egpu.cli.output import destination  # noqa: PLC0415
+    from egpu.cli.run_on_gpu import run_alone  # noqa: PLC0415
+    from egpu.loader.directly import Shape  # noqa: PLC0415
+    from egpu.session import Options  # noqa: PLC0415
+
+    if executor == "host":
+        raise click.UsageError(
+            f"{name} is a kernel of its own: --executor sim, cuda or interp run it"
+        )
+    count, grid, block = asked
+    sizes = [*_sizes(grid, "--grid"), *_sizes(block, "--block")]
+    shape = Shape.parse([str(count or 1), *map(str, sizes)])
+    simulated = executor == "sim" or (not executor and not gpus())
+    if simulated and not executor:
+        click.echo("egpu: no GPU here: on the simulated device", err=True)
+    options = Options(simulated=simulated)
+    with destination(None) as stream:
+        interpreted = executor == "interp"
+        return run_alone(
+            loaded, name, shape, options, stream, interpreted=interpreted, as_json=as_json
+        )
+
+
+def _sizes(text: str | None, option: str) -> list[int]:
+    """``X[,Y[,Z]]`` as three numbers."""
+    words = (text or "1").split(",")
+    try:
+        numbers = [int(word) for word in words]
+    except ValueError:
+        numbers = []
+    if not 1 <= len(numbers) <= _AXES:
+        raise click.UsageError(f"{option} is X, X,Y or X,Y,Z, not {text}")
+    return numbers + [1] * (_AXES - len(numbers))
 
 
 def raw_program(data: bytes) -> Program:
@@ -94,8 +189,9 @@ def _raw_bytes(text: str) -> bytes:
     return data
 
 
-def _of_object(path: Path, name: str | None) -> Program:
-    programs = load_object(path).by_name()
+def _of_object(path: Path, name: str | None) -> tuple[Object, Program]:
+    loaded = load_object(path, name=path.name)
+    programs = loaded.by_name()
     if not programs:
         raise InputError("no program in it", where=str(path))
     if name is None:
@@ -106,7 +202,7 @@ def _of_object(path: Path, name: str | None) -> Program:
                 hint="choose one with --program",
                 usage=True,
             )
-        return next(iter(programs.values()))
+        return loaded, next(iter(programs.values()))
     if name not in programs:
         raise InputError(
             f"no program {name} in it",
@@ -114,4 +210,4 @@ def _of_object(path: Path, name: str | None) -> Program:
             hint=f"it has {', '.join(programs)}",
             usage=True,
         )
-    return programs[name]
+    return loaded, programs[name]

@@ -18,6 +18,21 @@ class Executor(enum.Enum):
     CUDA = "cuda"  # compiled to PTX, on a GPU
 
 
+def interpret(program: Program, memory: bytearray) -> tuple[int, tuple[str, ...]]:
+    """r0 of ``program`` as the interpreter has it, and the lines that it printed; ``memory`` is
+    changed in place."""
+    from egpu.bpf import MapState  # noqa: PLC0415
+    from egpu.bpf.interp import run  # noqa: PLC0415
+    from egpu.bpf.own_maps import PRINT_RING, own_map, with_own_maps  # noqa: PLC0415
+
+    program = with_own_maps(program)
+    states = [MapState(spec) for spec in program.maps]
+    result = run(program, memory, maps=states)
+    ring = own_map(program.maps, PRINT_RING)
+    lines = states[ring].records if ring is not None else []
+    return result, tuple(line.decode("utf-8", "replace") for line in lines)
+
+
 def execute(executor: Executor, program: Program, memory: bytearray) -> int:
     """r0 of ``program`` as an unsigned 64-bit number; ``memory`` is changed in place.
 

@@ -46,6 +46,14 @@ control_option = click.option(
     is_flag=True,
     help="Programs may change what the workload does: end threads (bpf_cuda_exit).",
 )
+set_option = click.option(
+    "--set",
+    "changes",
+    metavar="MAP INDEX NUMBER",
+    type=(str, int, int),
+    multiple=True,
+    help="Set an element of an array first; may be given many times.",
+)
 output_option = click.option(
     "-o",
     "--output",

@@ -16,6 +16,7 @@ from egpu.cli.output import (
     json_option,
     load_object,
     output_option,
+    set_option,
 )
 from egpu.cli.run import write_object
 
@@ -34,14 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option("--sim", is_flag=True, help="Use the simulated device, even if there is a GPU.")
 @click.option("--host", is_flag=True, help="Interpret it on this machine, thread after thread.")
-@click.option(
-    "--set",
-    "changes",
-    metavar="MAP INDEX NUMBER",
-    type=(str, int, int),
-    multiple=True,
-    help="Set an element of an array first; may be given many times.",
-)
+@set_option
 @control_option
 @cost_limit_option
 @btf_option
@@ -65,7 +59,7 @@ def command(
     Every thread of COUNT launches (default 1) of this grid and block (default 1 1 1 1 1 1) runs
     PROGRAM, one of OBJECT's in section kprobe/__directly_run.  A loader shows its maps itself.
     """
-    from egpu.loader.directly import Shape, directly_run, with_values  # noqa: PLC0415
+    from egpu.loader.directly import Shape, with_values  # noqa: PLC0415
     from egpu.session import Options  # noqa: PLC0415
 
     taken = 1 if loader is not None else 2
@@ -76,13 +70,31 @@ def command(
     with destination(output) as stream:
         if loader is None:
             made = load_object(Path(words[0]), name=Path(words[0]).name, btf=btf)
-            made = with_values(directly_run(made, name), changes)
-            if host:
-                return _run_on_host(made, shape, options, stream, as_json=as_json)
-            return _run_object(made, shape, options, stream, as_json=as_json)
+            made = with_values(made, changes)
+            return run_alone(made, name, shape, options, stream, interpreted=host, as_json=as_json)
         if changes or btf is not None or host:
             raise click.UsageError("--set, --btf and --host do not go with --loader")
         return run_loader_directly(loader, name, shape, options, stream, as_json=as_json)
+
+
+def run_alone(
+    loaded: Object,
+    name: str,
+    shape: Shape,
+    options: Options,
+    stream: TextIO,
+    *,
+    interpreted: bool,
+    as_json: bool,
+) -> int:
+    """Run the program ``name`` as a kernel, or interpret its threads one after the other, and show
+    its maps and what it printed."""
+    from egpu.loader.directly import directly_run  # noqa: PLC0415
+
+    made = directly_run(loaded, name)
+    if interpreted:
+        return _run_on_host(made, shape, options, stream, as_json=as_json)
+    return _run_object(made, shape, options, stream, as_json=as_json)
 
 
 def _run_on_host(

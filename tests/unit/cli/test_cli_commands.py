@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import egpu
+from egpu.bpf.asm import assemble
+from egpu.bpf.insn import encode
 from egpu.cli import app, cuda_device, main
 from egpu.cli.object_run import plain, shown
 from egpu.errors import EgpuError, InputError, VerifierError
@@ -180,6 +182,20 @@ def test_exec_refuses_what_the_verifier_refuses(run):
     code, out, err = run("exec", "--raw", FIRST_BYTE, "--executor", "host")  # no memory behind r1
     assert (code, out) == (1, "")
     assert "insn 0" in err
+
+
+def test_exec_shows_what_a_program_prints(run, tmp_path):
+    form = int.from_bytes(b"n=%u", "little")
+    text = f"stdw [%r10-8], {form}\nmov %r1, %r10\nadd %r1, -8\nmov %r2, 5\nmov %r3, 7\n"
+    text += "call 6\nmov %r0, 3\nexit"
+    path = tmp_path / "prints"
+    path.write_bytes(encode(assemble(text)))
+    assert run("exec", "--raw", path)[:2] == (0, "n=7\nr0 = 0x3 (3)\n")
+    document = json.loads(run("exec", "--raw", path, "--json")[1])
+    assert (document["printed"], document["r0"]) == (["n=7"], "0x3")
+    code, _, err = run("exec", "--raw", path, "--grid", "2")
+    assert code == 2
+    assert "are for programs of kprobe/__directly_run" in err
 
 
 def test_cuda_executor_without_a_driver_says_what_it_needs(run, monkeypatch):
