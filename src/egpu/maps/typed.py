@@ -14,6 +14,7 @@ from egpu.maps.changes import UpdateFlag
 K = TypeVar("K")
 V = TypeVar("V")
 R_co = TypeVar("R_co", covariant=True)
+V_contra = TypeVar("V_contra", contravariant=True)
 
 
 class TypedMap(Protocol[K, V]):
@@ -74,3 +75,81 @@ class TypedRing(Protocol[R_co]):
     """A ring buffer; iterating gives the records that are there now."""
 
     def __iter__(self) -> Iterator[R_co]: ...
+
+
+class _TypedPushes(Protocol[V_contra]):
+    """What values can be pushed to."""
+
+    def push(self, value: V_contra, flag: UpdateFlag = UpdateFlag.ANY) -> None:
+        """Push a value."""
+
+    def push_batch(self, values: Iterable[V_contra], flag: UpdateFlag = UpdateFlag.ANY) -> int:
+        """Push many."""
+
+    def freeze(self) -> None:
+        """Refuse every later change from outside of programs."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it was frozen."""
+
+
+class TypedQueue(_TypedPushes[V], Protocol[V]):
+    """A queue or stack, whose values come in the order of popping; see ``QueueView``."""
+
+    def pop(self) -> V:
+        """The next value, which is then gone."""
+
+    def peek(self) -> V:
+        """The value that would be popped next."""
+
+    def __getitem__(self, number: int) -> V: ...
+    def __iter__(self) -> Iterator[V]: ...
+    def __len__(self) -> int: ...
+
+
+class TypedBloom(_TypedPushes[V_contra], Protocol[V_contra]):
+    """A Bloom filter; see ``BloomView``."""
+
+    def __contains__(self, value: object) -> bool: ...
+    def fill(self) -> float:
+        """The largest share of bits that are set in a context."""
+
+
+class TypedFrame(Protocol):
+    """One caller in a stack; see ``StackFrame``."""
+
+    @property
+    def path(self) -> str:
+        """The file of its code."""
+
+    @property
+    def offset(self) -> int:
+        """Where in the file it goes on after the call."""
+
+    @property
+    def function(self) -> str:
+        """The function that this is in."""
+
+
+class TypedStacks(Protocol):
+    """The stacks from which kernels were launched, by number; see ``StackView``."""
+
+    def __getitem__(self, number: int) -> tuple[TypedFrame, ...]: ...
+    def __contains__(self, number: object) -> bool: ...
+    def __iter__(self) -> Iterator[int]: ...
+    def __len__(self) -> int: ...
+    def items(self) -> Iterable[tuple[int, tuple[TypedFrame, ...]]]:
+        """(number, frames) of every stack."""
+
+
+class TypedOuter(Protocol[R_co]):
+    """A map of maps: for each key that has one, a map; see ``OuterView``."""
+
+    def names(self) -> dict[int, str]:
+        """For each key that has a map, its name."""
+
+    def __getitem__(self, key: int) -> R_co: ...
+    def __contains__(self, key: object) -> bool: ...
+    def __iter__(self) -> Iterator[int]: ...
+    def __len__(self) -> int: ...

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from egpu.bpf.btf import Btf, BtfKind, BtfType
 from egpu.bpf.btf_encode import fields_of
 from egpu.bpf.btf_values import legal_names
 from egpu.bpf.maptypes import Storage, traits
-from egpu.bpf.program import MapSpec, Object
+from egpu.bpf.program import NO_MAP, MapSpec, Object
 
 _CHAR, _BOOL = 2, 4  # encoding bits of INT
 _SPELLED = 8  # elements of an array whose types are written out
@@ -21,7 +21,18 @@ _METHODS = frozenset({"count", "index"})  # of every tuple, which a field of tha
 _IGNORED = "  # type: ignore[assignment]"
 _TEXT = 400  # characters of an array's type that are written out
 _IMPORTED = frozenset({"NamedTuple", "TypedDict"})
-_PROTOCOLS = frozenset({"TypedMap", "TypedPerSmArray", "TypedPerSmHash", "TypedRing"})
+_PROTOCOLS = frozenset(
+    {
+        "TypedBloom",
+        "TypedMap",
+        "TypedOuter",
+        "TypedPerSmArray",
+        "TypedPerSmHash",
+        "TypedQueue",
+        "TypedRing",
+        "TypedStacks",
+    }
+)
 _RESERVED = frozenset({"Maps", "Programs", "None", "True", "False", *_SECTIONS.values()})
 
 
@@ -33,7 +44,7 @@ def module_text(obj: Object, sha256: str) -> str:
     title = _camel(obj.name.removesuffix(".o").removesuffix(".bpf")) or "Loaded"
     names = _Names({*_RESERVED, *_IMPORTED, *_PROTOCOLS})
     title = names.free(title)
-    maps = [(spec.name, names.map_type(spec)) for spec in obj.maps if _has_view(spec)]
+    maps = [(spec.name, names.map_type(spec, obj.maps)) for spec in obj.maps if _has_view(spec)]
     sections = [
         (class_name, spec, list(names.variables(spec)))
         for section, class_name in _SECTIONS.items()
@@ -147,8 +158,8 @@ class _Names:
     records: list[tuple[str, str]] = field(default_factory=list)
     known: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict)
 
-    def map_type(self, spec: MapSpec) -> str:
-        """The type of a map's view."""
+    def map_type(self, spec: MapSpec, maps: Sequence[MapSpec]) -> str:
+        """The type of a map's view; ``maps`` are the object's, of which some may be in it."""
         kind = traits(spec.type)
         value = self._of(spec, spec.value_type, spec.value_size, f"{_camel(spec.name)}Value")
         if kind.storage is Storage.RING:
@@ -157,8 +168,18 @@ class _Names:
             return f"TypedMap[int, tuple[{value}, ...]]"
         if kind.indexed:
             return f"TypedPerSmArray[{value}]" if kind.per_sm else f"TypedMap[int, {value}]"
-        if not kind.hashed:
-            return "object"
+        match kind.storage:
+            case Storage.DEQUE:
+                return f"TypedQueue[{value}]"
+            case Storage.BLOOM:
+                return f"TypedBloom[{value}]"
+            case Storage.STACKS:
+                return "TypedStacks"
+            case Storage.MAPS:
+                inner = {
+                    self.map_type(maps[index], maps) for index in spec.inner if index != NO_MAP
+                }
+                return f"TypedOuter[{' | '.join(sorted(inner)) or 'object'}]"
         key = self._of(spec, spec.key_type, spec.key_size, f"{_camel(spec.name)}Key")
         return f"{'TypedPerSmHash' if kind.per_sm else 'TypedMap'}[{key}, {value}]"
 

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
+from typing import Protocol
 
 import pytest
 from click.testing import CliRunner
@@ -18,11 +20,17 @@ from egpu.bpf.object import read_object
 from egpu.bpf.program import MapSpec, Object, Program
 from egpu.cli.app import app
 from egpu.errors import InputError
+from egpu.maps import BloomView, HashView, MapView, OuterView, QueueView, typed
+from egpu.session.stacks import StackFrame, StackView
 from egpu.session.stub import module_text
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "gen"
 OBJECTS = {
+    **{
+        name: ROOT / "tests" / "gpu" / "probes" / f"{name}.bpf.o"
+        for name in ("inner", "pushed", "stacks")
+    },
     "host_maps": ROOT / "tests" / "gpu" / "probes" / "host_maps.bpf.o",
     "records": ROOT / "tests" / "unit" / "objects" / "records.bpf.o",
 }
@@ -42,6 +50,36 @@ def use(obj: HostMaps) -> int:
     total: int = obj.bss.steps + setting.factor + sum(parts) + len(names)
     return total + sum(obj.maps["blocks"].to_dict().values())
 """
+PUSHED = """
+import egpu
+from inner_types import Inner
+from pushed_types import Pair, Pushed
+from stacks_types import Stacks
+
+def use(obj: Pushed, outer: Inner, launched: Stacks) -> int:
+    obj.maps["waiting"].push(Pair(number=1, thrice=3))
+    obj.maps["latest"].push_batch([Pair(1, 3), Pair(2, 6)], egpu.UpdateFlag.EXIST)
+    first: Pair = obj.maps["waiting"].pop()
+    second: Pair = obj.maps["latest"].peek()
+    seen: bool = 7 in obj.maps["seen"]
+    obj.maps["seen"].push(7)
+    obj.maps["waiting"].freeze()
+    names = [frame.function for frame in launched.maps["stacks"][5]]
+    many = {number: len(frames) for number, frames in launched.maps["stacks"].items()}
+    outer.maps["arrays"][0][3] = 5
+    inner: tuple[int, ...] = outer.maps["per_sms"][1].per_sm(0)
+    called: dict[int, str] = outer.maps["tables"].names()
+    total = first.number + second.thrice + sum(pair.number for pair in obj.maps["waiting"])
+    return total + int(seen) + len(names) + len(many) + sum(inner) + len(called)
+"""
+WRONG_PUSHED = {
+    'obj.maps["waiting"].push(3)': 'Argument 1 to "push"',
+    'obj.maps["seen"].push("text")': 'Argument 1 to "push"',
+    'obj.maps["seen"].pop()': 'has no attribute "pop"',
+    'outer.maps["arrays"][0][3] = "text"': "Incompatible types in assignment",
+    'outer.maps["arrays"]["a"]': "Invalid index type",
+    'launched.maps["stacks"][5][0].line': 'has no attribute "line"',
+}
 WRONG = {
     'obj.rodata.keys = "three"': "Incompatible types in assignment",
     'obj.maps["settings"][0] = (1.5, "x")': "Incompatible types in assignment",
@@ -98,6 +136,45 @@ def test_types_are_what_mypy_sees(tmp_path):
     for message in WRONG.values():
         assert message in output
     assert output.count("error:") == len(WRONG)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="no mypy")
+def test_types_of_maps_without_plain_keys(tmp_path):
+    for name in OBJECTS:
+        shutil.copy(GOLDEN / f"{name}_types.txt", tmp_path / f"{name}_types.py")
+    assert checked(tmp_path, PUSHED)[0] == 0, checked(tmp_path, PUSHED)[1]
+    wrong = "def wrong(obj: Pushed, outer: Inner, launched: Stacks) -> None:\n"
+    lines = "".join(f"    {line}\n" for line in WRONG_PUSHED)
+    code, output = checked(tmp_path, PUSHED + wrong + lines)
+    assert code == 1, output
+    for message in WRONG_PUSHED.values():
+        assert message in output
+    assert output.count("error:") == len(WRONG_PUSHED)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "view"),
+    [
+        (typed.TypedQueue, QueueView),
+        (typed.TypedBloom, BloomView),
+        (typed.TypedOuter, OuterView),
+        (typed.TypedStacks, StackView),
+        (typed.TypedFrame, StackFrame),
+        (typed.TypedMap, HashView),
+        (typed.TypedPerSmHash, HashView),
+        (typed.TypedPerSmArray, MapView),
+    ],
+)
+def test_views_have_what_their_types_say(protocol, view):
+    wanted = {
+        name
+        for each in protocol.__mro__
+        if each.__module__ == typed.__name__
+        for name, member in vars(each).items()
+        if isinstance(member, (FunctionType, property)) and not hasattr(Protocol, name)
+    }
+    assert {"__getitem__", "push", "path"} & wanted
+    assert {name for name in wanted if not hasattr(view, name)} == {"__init__"} & wanted
 
 
 def opened(folder, name="host_maps"):
