@@ -13,6 +13,8 @@ from observing import Observed, plain, probed, require, require_same, rows_by_na
 from egpu.bpf.demangle import demangle
 
 LAUNCHES, SIZE = 4, 11_500_011  # 20 launches of five kernels, about a million blocks, odd grids
+# On an H200 no record was dropped in these runs (docs/results.md); a slow machine may drop some.
+MOST_LOST = 0.01  # of all blocks
 _BLOCKS_OF_AN_SM = 32  # CUDA C++ programming guide, compute capability 9.0
 
 
@@ -27,6 +29,7 @@ def require_accounted(report: Mapping | None, expected: Mapping[str, int]) -> st
     lost = records["dropped"] + records["missing"]
     total = sum(expected.values())
     require(not records["crowded"] and not records["oversized"], f"lost: {records}")
+    require(lost <= MOST_LOST * total, f"{lost} of {total} blocks lost: {records}")
     require(
         records["received"] + lost == total, f"{records} of {total} blocks; {report['warnings']}"
     )
@@ -102,6 +105,7 @@ def blocksched_machine_code(built: Built) -> str:
     known = [row for row in rows if row["blocks_expected"] is not None]
     expected = sum(row["blocks_expected"] for row in known)
     found = sum(row["blocks"] for row in known)
+    require(lost <= MOST_LOST * expected, f"{lost} of {expected} blocks lost: {records}")
     require(expected - lost <= found <= expected, f"{found} of {expected} blocks, {records}")
     require(bool(known), "no kernel was probed")
     ways = [row["way"] for row in run.report["explain"]]

@@ -1,10 +1,12 @@
 """Every check that needs a real GPU, in one go.
 
     python tests/gpu/run.py [--only WORD]... [--repeat N] [--json FILE] [--conformance DIR]
+                            [--no-skips]
 
 Builds the native parts and the workloads with cmake, cc and nvcc, runs each check, prints a line
-for each and a summary.  ``--only`` takes checks whose name contains the word.  Exit code 0 if all
-passed.  Python needs what pyproject.toml names and cuda-bindings.
+for each and a summary.  ``--only`` takes checks whose name contains the word.  A check that gives
+"skipped: ..." found that this machine lacks what it needs.  Exit code 0 if none failed, and with
+``--no-skips`` none was skipped.  Python needs what pyproject.toml names and cuda-bindings.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 from building import ROOT, build  # noqa: E402 - the path above comes first
 from observing import CheckError  # noqa: E402
 
+SKIPPED = "skipped: "
+_WORDS = {"passed": "ok  ", "skipped": "skip", "failed": "FAIL"}
+
 
 def conformance_folder() -> Path | None:
     for folder in (ROOT.parent / "shared" / "conformance", ROOT / "shared" / "conformance"):
@@ -34,6 +39,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], metavar="WORD")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--no-skips", action="store_true", help="a check that is skipped fails")
     parser.add_argument(
         "--repeat", type=int, default=1, metavar="N", help="races hide: run N times"
     )
@@ -43,16 +49,30 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def run_check(check, built) -> dict:
     start = time.monotonic()
-    row = {"name": check.__name__, "passed": False, "detail": ""}
+    row = {"name": check.__name__, "verdict": "failed", "detail": ""}
     try:
         row["detail"] = check(built)
-        row["passed"] = True
+        row["verdict"] = "skipped" if row["detail"].startswith(SKIPPED) else "passed"
     except CheckError as error:
         row["detail"] = str(error)
     except Exception:  # a check that breaks is a failed check; the others still run
         row["detail"] = traceback.format_exc()
     row["seconds"] = round(time.monotonic() - start, 1)
     return row
+
+
+def summary(rows: list[dict], *, no_skips: bool) -> tuple[str, int]:
+    """The last line, and the exit code."""
+    names = {
+        verdict: [row["name"] for row in rows if row["verdict"] == verdict] for verdict in _WORDS
+    }
+    parts = [
+        f"{len(found)} {verdict}" + (f" ({', '.join(found)})" if found else "")
+        for verdict, found in names.items()
+        if verdict != "passed"
+    ]
+    bad = bool(names["failed"]) or not rows or (no_skips and bool(names["skipped"]))
+    return f"{len(names['passed'])} passed, {', '.join(parts)}", int(bad)
 
 
 def main(arguments: list[str]) -> int:
@@ -97,13 +117,13 @@ def main(arguments: list[str]) -> int:
     for check in checks * options.repeat:
         row = run_check(check, built)
         rows.append(row)
-        verdict = "ok  " if row["passed"] else "FAIL"
+        verdict = _WORDS[row["verdict"]]
         print(f"{verdict} {row['name']:<20} {row['seconds']:6.1f} s  {row['detail']}", flush=True)
-    failed = [row["name"] for row in rows if not row["passed"]]
-    print(f"{len(rows) - len(failed)} passed, {len(failed)} failed: {', '.join(failed) or '-'}")
+    line, code = summary(rows, no_skips=options.no_skips)
+    print(line)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
-    return 1 if failed or not rows else 0
+    return code
 
 
 if __name__ == "__main__":
