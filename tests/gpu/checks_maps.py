@@ -9,10 +9,13 @@ import time
 from building import HERE, Built
 from map_totals import results_of, wrong_inner, wrong_per_thread, wrong_pushed, wrong_totals
 from observing import CheckError, egpu, plain, require
+from ring_totals import wrong_ring
 from ways import WAYS, Way, answers, demo, run_object
 
+import egpu as api
+
 LAUNCHES, SIZE = 6, 1_000_000
-_PARTS = ("counts", "per_sm", "small", "churn", "recent")
+_PARTS = ("counts", "per_sm", "small", "churn", "recent", "roomy")
 SLOTS = 200_000  # fewer than some kernels have threads
 
 
@@ -28,13 +31,13 @@ def _hash_totals(argv: list[str], part: str, timeout: float) -> int:
     require(run.code == 0, f"{part}: exit {run.code}: {run.errors[-2000:]}")
     totals, report = map(json.loads, run.output.strip().splitlines()[-2:])
     threads = sum(row["threads"] for row in totals["kernels"].values())
-    wrong = wrong_totals(report["maps"], threads)
+    wrong = wrong_totals(report, threads)
     require(not wrong, f"{part}: " + "; ".join(wrong[:20]))
     return sum(results_of(report["maps"]).values())
 
 
 def hashes_one_map(built: Built) -> str:
-    """Each of the five maps alone, so that one that is slow is known by name."""
+    """Each of the six maps alone, so that one that is slow is known by name."""
     workload = [str(built.demo), "--launches", "2", "--size", str(SIZE), "--json"]
     done, failed = [], []
     for part in _PARTS:
@@ -113,6 +116,32 @@ def per_thread(built: Built) -> str:
     return answers(said)
 
 
+def rings_full(built: Built) -> str:
+    """A record of each thread, far more than a ring has room for: received and dropped are all,
+    none is torn; in machine code and in PTX."""
+    done = []
+    for machine_code in (True, False):
+        options = api.Options(machine_code=machine_code, allow_occupancy_loss=True)
+        program = str(HERE / "probes" / "full_ring.bpf.o")
+        records: list[tuple[int, ...]] = []
+        with api.run([built.program("increments")], programs=program, options=options) as session:
+            ring, end = session.maps["entries"], time.monotonic() + 60
+            while session.running() and time.monotonic() < end:
+                records += ring
+            require(session.wait(1) == 0, "increments failed")
+            records += [*ring, *ring.finish()]
+            totals, counted = ring.totals(), session.maps["threads"][0]
+            rows = session.kernels()
+            ways = {str(row.way.value) for row in session.explain() if row.probed}
+        wanted = "SASS" if machine_code else "PTX"
+        require(ways == {wanted}, f"probed as {ways}, not {wanted}")
+        threads = sum(row.threads_probed for row in rows)
+        wrong = wrong_ring(records, totals, (counted, threads), full=True)
+        require(not wrong, f"{wanted}: " + "; ".join(wrong))
+        done.append(f"{wanted} {totals.received:,} received, {totals.dropped:,} dropped")
+    return "; ".join(done)
+
+
 CHECKS = (
     hashes_one_map,
     hashes_together,
@@ -121,4 +150,5 @@ CHECKS = (
     pushed,
     maps_of_maps,
     per_thread,
+    rings_full,
 )

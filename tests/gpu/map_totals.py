@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 KEYS, FEW, ROOM, LATEST = 1000, 200, 100, 200
 RESULTS = (
     "threads", "won", "lost", "inserted", "present", "deleted", "absent", "filled", "refused",
-    "kept", "busy", "other",
+    "kept", "busy", "other", "fitted", "again",
 )  # fmt: skip
 
 
@@ -18,17 +18,24 @@ def results_of(maps: Mapping[str, Sequence[Mapping]]) -> dict[str, int]:
     return {name: found.get(name, 0) for name in RESULTS}
 
 
-def wrong_totals(maps: Mapping[str, Sequence[Mapping]], threads: int) -> list[str]:
-    """What differs from what ``threads`` threads must have done; ``maps`` as in the report.
+def wrong_totals(report: Mapping, threads: int) -> list[str]:
+    """What differs from what ``threads`` threads must have done; ``report`` as egpu wrote it.
 
     Maps that the probe does not have are left out.
     """
+    maps, evicted = report["maps"], {n: c["evicted"] for n, c in report["counters"].items()}
     results = results_of(maps)
     facts = {
         "threads": (results["threads"], threads),
         "answers that no map gives": (results["other"], 0),
     }
     wrong = []
+    if "recent" in maps:
+        # Some of the answers were of keys that were there: no more can have been evicted.
+        most = results["kept"] - len(maps["recent"])
+        facts["evictions from recent are right"] = (0 < evicted["recent"] <= most, True)
+    if "roomy" in maps:
+        facts["evictions from roomy"] = (evicted["roomy"], 0)
     for name, (numbers, torn) in _PARTS.items():
         if name in maps:
             facts |= numbers(maps[name], results, threads)
@@ -84,6 +91,17 @@ def _recent(rows: Sequence[Mapping], results: Mapping[str, int], _threads: int) 
     return {"entries of recent": (len(rows), LATEST), "given up": (results["busy"], 0)}
 
 
+def _roomy(rows: Sequence[Mapping], results: Mapping[str, int], threads: int) -> dict:
+    """A key that was evicted would be inserted again, and its count begin anew."""
+    return {
+        "entries of roomy": (len(rows), min(KEYS, threads)),
+        "insertions into roomy": (results["fitted"], len(rows)),
+        "updates of roomy": (results["fitted"] + results["again"], threads),
+        "sum of the counts of roomy": (sum(row["value"] for row in rows), threads),
+        "given up": (results["busy"], 0),
+    }
+
+
 def _per_sm(rows: Sequence[Mapping], _results: Mapping[str, int], threads: int) -> dict:
     return {"sum of the counts per SM": (sum(row["value"] for row in rows), threads)}
 
@@ -94,6 +112,7 @@ _PARTS = {
     "small": (_small, _torn_pairs),
     "recent": (_recent, _torn_pairs),
     "per_sm": (_per_sm, lambda _: []),
+    "roomy": (_roomy, lambda _: []),
 }
 
 

@@ -9,6 +9,7 @@ from test_runtime_cli import ROOT, egpu, pytestmark, workload
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 from map_totals import (
+    RESULTS,
     wrong_budgets,
     wrong_callbacks,
     wrong_inner,
@@ -17,6 +18,7 @@ from map_totals import (
     wrong_totals,
     wrong_walks,
 )
+from ring_totals import wrong_ring
 
 import egpu as api
 from egpu.bpf import isa
@@ -25,13 +27,59 @@ from egpu.bpf.object import read_object
 __all__ = ["pytestmark"]
 
 
-def test_totals_are_exact():
-    program = ROOT / "tests" / "gpu" / "probes" / "hashes.bpf.o"
+@pytest.mark.parametrize("name", ["hashes", "hash_roomy"])
+def test_totals_are_exact(name):
+    program = ROOT / "tests" / "gpu" / "probes" / f"{name}.bpf.o"
     done = egpu("run", program, "--sim", "--json", "--", *workload(launches=1))
     assert done.returncode == 0, done.stderr
     totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
     threads = sum(row["threads"] for row in totals["kernels"].values())
-    assert wrong_totals(report["maps"], threads) == []
+    assert wrong_totals(report, threads) == []
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_records_of_a_ring_at_full_rate(full):
+    """The device check (checks_maps.rings_full) in small: nobody reads until the workload ends, or
+    the ring has room for all."""
+    size = 40_000 if full else 500
+    program = ROOT / "tests" / "gpu" / "probes" / "full_ring.bpf.o"
+    options = api.Options(simulated=True)
+    argv = [str(word) for word in workload(launches=1, size=size)]
+    with api.run(argv, programs=program, options=options) as session:
+        assert session.wait(100) == 0
+        ring = session.maps["entries"]
+        records = [*ring, *ring.finish()]
+        threads = sum(row.threads_probed for row in session.kernels())
+        counted, totals = session.maps["threads"][0], ring.totals()
+    assert wrong_ring(records, totals, (counted, threads), full=full) == []
+    assert len(wrong_ring(records[1:], totals, (counted, threads), full=full)) == 1
+    assert len(wrong_ring([*records[1:], records[1]], totals, (counted, threads), full=full)) == 1
+    mixed = [records[0][:3] + records[1][3:], *records[1:]]
+    assert len(wrong_ring(mixed, totals, (counted, threads), full=full)) == 1
+    assert wrong_ring(records, totals, (counted, threads + 1), full=full)
+
+
+def test_evictions_with_room_left_are_seen():
+    """What the check of device runs would say of a map that gave up an entry too early."""
+    rows = [{"key": key, "value": 2} for key in range(1000)]
+    results = {"threads": 2000, "fitted": 1000, "again": 1000}
+    report = {"counters": {"roomy": {"evicted": 0}, "recent": {"evicted": 300}}}
+    report["maps"] = {"results": _results(results), "roomy": rows}
+    assert wrong_totals(report, 2000) == []
+    early = {"threads": 2000, "fitted": 1001, "again": 999}
+    report["maps"] = {"results": _results(early), "roomy": [{"key": 0, "value": 1}, *rows[1:]]}
+    report["counters"]["roomy"]["evicted"] = 1
+    assert len(wrong_totals(report, 2000)) == 3
+    recent = [{"key": key, "value": [3 * key] * 2} for key in range(200)]
+    report["maps"] = {"results": _results({"threads": 2000, "kept": 500}), "recent": recent}
+    assert wrong_totals(report, 2000) == []
+    for evicted in (0, 301):
+        report["counters"]["recent"]["evicted"] = evicted
+        assert len(wrong_totals(report, 2000)) == 1
+
+
+def _results(counts):
+    return [{"key": RESULTS.index(name), "value": value} for name, value in counts.items()]
 
 
 def test_totals_of_an_object_for_the_first_processor(tmp_path):
@@ -52,7 +100,7 @@ def test_totals_of_an_object_for_the_first_processor(tmp_path):
     assert done.returncode == 0, done.stderr
     totals, report = map(json.loads, done.stdout.strip().splitlines()[-2:])
     threads = sum(row["threads"] for row in totals["kernels"].values())
-    assert wrong_totals(report["maps"], threads) == []
+    assert wrong_totals(report, threads) == []
 
 
 def read(path):

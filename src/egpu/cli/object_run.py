@@ -66,6 +66,11 @@ class ObjectOutput:
         run = run_of(self._session)
         parts: list[Part] = []
         data: dict[str, object] = {}
+        counters = {
+            name: {each: view.counter(each) for each in ("full", "busy", "evicted")}
+            for name, view in self._session.maps.items()
+            if isinstance(view, HashView)
+        }
         for name, view in self._session.maps.items():
             if isinstance(view, Kept) and view.spec.flags & BPF_F_WRONLY:
                 parts.append(Paragraph(f"{name}: not shown, only programs read it (BPF_F_WRONLY)"))
@@ -122,7 +127,7 @@ class ObjectOutput:
             "object/1",
             tuple(parts),
             common_data(run)
-            | {"maps": data, "kernels": kernels, "printed": printed}
+            | {"maps": data, "counters": counters, "kernels": kernels, "printed": printed}
             | {"clocks": [asdict(clock) for clock in self._session.clocks]},
         )
 

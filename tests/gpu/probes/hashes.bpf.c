@@ -13,9 +13,10 @@
 #define SMALL 4
 #define RECENT 8
 #define PER_SM 16
+#define ROOMY 32
 
 enum { KEYS = 1000, FEW = 200, ROOM = 100, PLACES = 50, LATEST = 200 };
-enum { THREADS, WON, LOST, INSERTED, PRESENT, DELETED, ABSENT, FILLED, REFUSED, KEPT, BUSY, OTHER, RESULTS };
+enum { THREADS, WON, LOST, INSERTED, PRESENT, DELETED, ABSENT, FILLED, REFUSED, KEPT, BUSY, OTHER, FITTED, AGAIN, RESULTS };
 
 struct wide_key {
 	__u32 number;
@@ -57,6 +58,15 @@ struct {
 	__type(key, __u64);
 	__type(value, __u64[2]);
 } recent SEC(".maps");
+#endif
+
+#if PARTS & ROOMY
+struct { /* has room for every key, and no more: nothing is to be evicted */
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, KEYS);
+	__type(key, __u32);
+	__type(value, __u64);
+} roomy SEC(".maps");
 #endif
 
 #if PARTS & PER_SM
@@ -120,6 +130,13 @@ int mix(struct egpu_ctx *c)
 	value = bpf_map_lookup_elem(&per_sm, &place);
 	if (value)
 		*value += 1;
+#endif
+#if PARTS & ROOMY
+	answer = bpf_map_update_elem(&roomy, &number, &zero, BPF_NOEXIST);
+	note(answer == 0 ? FITTED : answer == -17 ? AGAIN : answer == -16 ? BUSY : OTHER);
+	value = bpf_map_lookup_elem(&roomy, &number);
+	if (value)
+		__sync_fetch_and_add(value, 1);
 #endif
 #if PARTS & (SMALL | RECENT)
 	__u64 pair[2] = {3 * id, 3 * id};
