@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import asdict
@@ -107,11 +108,9 @@ def dump(*, reference: str, per_sm: bool, as_json: bool) -> None:
 def _rows(found: Contents, number: int, *, per_sm: bool) -> list[tuple[Any, str, object]]:
     """(key, "value", value), or (key, "parts", values by SM) where they are asked for or cannot be
     summed."""
-    try:
-        if not per_sm:
+    if not per_sm:
+        with contextlib.suppress(InputError):  # what cannot be summed is shown by SM
             return [(key, "value", value) for key, value in found.decoded(number).items()]
-    except InputError:
-        pass  # they cannot be summed
     return [(key, "parts", values) for key, values in found.parts(number).items()]
 
 
