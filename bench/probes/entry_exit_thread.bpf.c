@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /* Entry and exit counted per SM: every thread adds one. */
+#ifndef KERNELS
+#define KERNELS "*_probed"
+#endif
 #include "egpu.bpf.h"
 
 struct {
@@ -17,14 +20,14 @@ static __always_inline void count(__u32 which)
 		*value += 1;
 }
 
-SEC("kprobe/*_probed")
+SEC("kprobe/" KERNELS)
 int entered(struct egpu_ctx *ctx __attribute__((unused)))
 {
 	count(0);
 	return 0;
 }
 
-SEC("kretprobe/*_probed")
+SEC("kretprobe/" KERNELS)
 int left(struct egpu_ctx *ctx __attribute__((unused)))
 {
 	count(1);

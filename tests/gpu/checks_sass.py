@@ -111,7 +111,16 @@ def sass_stress(built: Built) -> str:
 def sass_warps(built: Built) -> str:
     """A lane that the hardware elects counts at entry and exit of each warp: exact sums, whatever
     diverges, in kernels that were written to be disturbed and in short ones."""
-    program = str(ROOT / "bench" / "probes" / "counters.bpf.o")
+    return _counted(built, "counters.bpf.o")
+
+
+def sass_threads(built: Built) -> str:
+    """The same where each thread adds one, which one lane does for all that are there."""
+    return _counted(built, "threads.bpf.o")
+
+
+def _counted(built: Built, probes: str) -> str:
+    program = str(ROOT / "bench" / "probes" / probes)
     answers = []
     for argv in ([built.program("machine_code"), "20"], [built.program("stress"), "150"]):
         unprobed = plain(argv)
@@ -453,6 +462,7 @@ CHECKS = (
     sass_hopper,
     sass_stress,
     sass_warps,
+    sass_threads,
     sass_preferred,
     sass_latencies,
     leaving,

@@ -29,8 +29,9 @@ def _function(name: str, result: str, parameters: str, body: str) -> str:
 
 def _special(name: str, kind: str, register: str, *, pure: bool) -> str:
     """Read a special register (section 10)."""
-    constraint = "r" if kind == "i32" else "l"
-    asm = f"mov.{'u32' if kind == 'i32' else 'u64'} $0, {register};"
+    constraint = "l" if kind == "i64" else "r"
+    asm = f"mov.{kind.replace('i', 'u')} $0, {register};"
+    kind = kind.replace("b", "i")
     effect, attributes = ("", PURE) if pure else ("sideeffect ", "nounwind")
     return _function(
         name,
@@ -125,8 +126,9 @@ _PTX_FUNCTIONS = (
               "  %last = sub i32 %slots, 1\n  %in = icmp ult i32 %sm, %last\n"
               "  %r = select i1 %in, i32 %sm, i32 %last\n  ret i32 %r"),
     # Which of an SM's copies a warp uses does not matter.  So it is read as if it never changed; it
-    # is the same in all lanes, so that ptxas adds up what they add.
-    _special("pick", "i32", "%warpid", pure=True),
+    # is the same in all lanes, so that ptxas adds up what they add.  By the type splice.sass_lane
+    # tells it from the warp's number that a program reads.
+    _special("pick", "b32", "%warpid", pure=True),
     _function("differing", "i32", "", "  ret i32 0"),
     _function("crowded", "i1", "i1 %together",
               "  %r = xor i1 %together, true\n  ret i1 %r"),

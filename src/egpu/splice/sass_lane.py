@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from egpu.bpf.program import Level
+from egpu.bpf.program import AttachKind, Level
 from egpu.codegen.device_code import DeviceCode, only_per_sm
 from egpu.splice.ptx_names import AddedNames
 
@@ -48,6 +48,62 @@ def elected(body: str) -> str:
     ``elects`` has found to have nothing to do with their lane.
     """
     return _GUARDING.sub(r"elect.sync _|\g<go>, \g<mask>;\nmov.b32 \g<zero>, 0;", body, count=1)
+
+
+def same_in_all(code: DeviceCode, body: str) -> bool:
+    """Whether lanes that run the resolved text of a program of threads together all add the same
+    at the same place, and do nothing else."""
+    lines = [line for line in body.splitlines() if line.strip()]
+    adds = any(_ADDITION.fullmatch(line) for line in lines)
+    only = all(_SAME.fullmatch(line) or _ADDITION.fullmatch(line) for line in lines)
+    return code.level is Level.THREAD and only_per_sm(code.relocations) and adds and only
+
+
+def added_by_one(kind: AttachKind, body: str) -> str:
+    """The same additions made by one lane for all that are there, as ``same_in_all`` has found.
+
+    ``ptxas`` does so itself, with twice as many instructions.  A mask that lanes meet with is in an
+    ordinary register, where they are counted sooner.
+    """
+    picked = _PICK.sub(r"mov.u32 \g<into>, %clock;", body)
+    added = _BEGIN_ADDING + _ADDITION.sub(lambda match: _of_all(body, match), picked)
+    return f"{added}\nbar.warp.sync %egpu_here;" if kind is AttachKind.ENTRY else added
+
+
+_SAME = re.compile(
+    r"\s*(?:\.reg .*|[{}]|\$\w+:|ld\.param\.\w+ [%$\w]+, \[[%$\w]+(?:\+\d+)?\];"
+    r"|(?:mov|cvt|add|sub|mul|mad|and|or|xor|not|neg|shl|shr|min|max)\.[\w.]+ "
+    r"(?:(?!%(?:tid|laneid|lanemask\w*|clock\w*|globaltimer\w*|pm\d)\b)[^;{}@\[\]])*;)\s*"
+)
+_ADDITION = re.compile(
+    r"red\.relaxed\.gpu\.global\.add\.u64 \[(?P<place>[%$\w]+)\], (?P<value>[%$\w]+);"
+)
+_BEGIN_ADDING = """.reg .pred %egpu_one;
+.reg .b32 %egpu_here, %egpu_many;
+.reg .b64 %egpu_sum;
+activemask.b32 %egpu_here;
+elect.sync _|%egpu_one, %egpu_here;
+popc.b32 %egpu_many, %egpu_here;
+"""
+# Which copy of a counter is used does not matter (codegen.primitives); the clock is read sooner.
+_PICK = re.compile(r"mov\.b32\s+(?P<into>[%$\w]+), %warpid;")
+_CONSTANT = r"mov\.[bu]64 {}, (?P<value>\d+);"
+_WORD = 1 << 32
+
+
+def _of_all(body: str, addition: re.Match[str]) -> str:
+    """The addition of what as many lanes add as are there.  ``ptxas`` multiplies by one, too."""
+    value = addition["value"]
+    constant = re.search(_CONSTANT.format(re.escape(value)), body)
+    known = int(constant["value"]) if constant else _WORD
+    if known == 1:
+        sum_up = "cvt.u64.u32 %egpu_sum, %egpu_many;"
+    elif known < _WORD:
+        sum_up = f"mul.wide.u32 %egpu_sum, %egpu_many, {known};"
+    else:
+        sum_up = f"cvt.u64.u32 %egpu_sum, %egpu_many;\nmul.lo.u64 %egpu_sum, %egpu_sum, {value};"
+    add = f"red.relaxed.gpu.global.add.u64 [{addition['place']}], %egpu_sum;"
+    return f"{sum_up}\n@%egpu_one {add}"
 
 
 def _early(level: Level, body: str) -> str:

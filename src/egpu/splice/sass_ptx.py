@@ -18,7 +18,14 @@ from egpu.image.ptx import parse
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
 from egpu.splice.ptx_names import AddedNames, added_names
 from egpu.splice.ptx_relocate import Setting, needs, resolve
-from egpu.splice.sass_lane import ELECT_ARCH, elected, elects, for_one_lane
+from egpu.splice.sass_lane import (
+    ELECT_ARCH,
+    added_by_one,
+    elected,
+    elects,
+    for_one_lane,
+    same_in_all,
+)
 
 ENTRY, EXIT = "egpu_entry", "egpu_exit"
 # PTX ISA versions that know a target, and the first that takes more than 4352 bytes of parameters.
@@ -116,8 +123,12 @@ def probe_text(
         bodies = []
         for each in chosen:
             body = resolve(each, setting).strip()
-            by_hardware = electing and elects(body)
-            bodies.append(elected(body) if by_hardware else for_one_lane(each, body, names))
+            if electing and same_in_all(each, body):
+                bodies.append(added_by_one(kind, body))
+            elif electing and elects(body):
+                bodies.append(elected(body))
+            else:
+                bodies.append(for_one_lane(each, body, names))
         if kind is AttachKind.EXIT:
             text = _leaving(chosen, bodies, manner.apart)
             if manner.apart in _ALL_APART:
