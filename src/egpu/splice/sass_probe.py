@@ -47,6 +47,7 @@ from egpu.splice.sass_ptx import (
     probe_text,
     reads_parameters,
 )
+from egpu.splice.sass_schedule import SCHEDULED_ARCH, scheduled
 from egpu.splice.sass_straight import straightened
 
 # (PTX, "sm_90") to a cubin.  ptxas must get these options: constants of a probe's own would have
@@ -139,10 +140,11 @@ def _lift(
         if relocations_of(parts, lifted.text):
             raise UnsupportedError("a probe whose machine code refers to something outside it")
         block = _block(words_of(parts.parts[lifted.text].data), arch, lifted)
-        if kind is AttachKind.ENTRY and all(
-            each.level is not Level.BLOCK for each in probes if each.kind is kind
-        ):  # of a block's warps most go around what one does
-            block = replace(block, words=straightened(block.words, arch))
+        if all(each.level is not Level.BLOCK for each in probes if each.kind is kind):
+            # Of a block's warps most go around what one does.
+            words = straightened(block.words, arch)
+            ordered = scheduled(words) if arch >= SCHEDULED_ARCH else words
+            block = replace(block, words=ordered)
         if kind is AttachKind.EXIT:
             check_meetings(block.words, arch)
         _check_starts(block, made.starts if kind is AttachKind.EXIT else ())

@@ -1,7 +1,8 @@
-"""Entry probes without the branch that ``ptxas`` puts around a single reduction.
+"""Probes without the branch that ``ptxas`` puts around a single reduction.
 
 ``@p red`` in PTX becomes a branch of the lanes without ``p`` around some instructions and a barrier
-where they meet: for one reduction that is dearer than computing its address in every lane.
+where they meet, or at an exit the end of those lanes: for one reduction that is dearer than
+computing its address in every lane.
 """
 
 from __future__ import annotations
@@ -53,20 +54,21 @@ _SECOND_RESULT = Field(84, 3)
 
 
 def straightened(words: Sequence[int], arch: int) -> tuple[int, ...]:
-    """A probe of the form ``BSSY; @p BRA over; ...; over: BSYNC; EXIT`` with the reductions in
-    between guarded instead; any other as it is.
+    """A probe of the form ``BSSY; @p BRA over; ...; over: BSYNC; EXIT``, or ``@p EXIT; ...; EXIT``,
+    with the reductions in between guarded instead; any other as it is.
 
     Every other instruction keeps its distance in cycles from those before it.
     """
     places = _places(words, arch)
     if places is None:
         return tuple(words)
-    meeting, branch, met = places
-    guard = GUARD.of(words[branch]) ^ _NEGATED
-    inside = range(branch + 1, met)
+    parting, met = places[-2:]
+    guard = GUARD.of(words[parting]) ^ _NEGATED
+    inside = range(parting + 1, met)
     if not all(_may_be_guarded(words[at], guard) for at in inside):
         return tuple(words)
-    dropped = {meeting, branch, met, *(at for at in range(met, len(words)) if _is_idle(words[at]))}
+    dropped = {*places, *(at for at in range(met, len(words)) if _is_idle(words[at]))}
+    dropped.discard(len(words) - 1)  # where lanes end there is nothing else that they meet at
     out: list[int] = []
     wait = 0
     for at, word in enumerate(words):
@@ -95,10 +97,14 @@ def _stall(words: list[int], cycles: int) -> None:
         words.append(instruction(NOP, stall=stall - most))
 
 
-def _places(words: Sequence[int], arch: int) -> tuple[int, int, int] | None:
-    """Where BSSY, BRA and BSYNC are, if there are no other jumps and the probe ends in its EXIT."""
+def _places(words: Sequence[int], arch: int) -> tuple[int, ...] | None:
+    """Where BSSY, BRA and BSYNC, or the two EXITs, are, if there are no other jumps and the probe
+    ends in its EXIT: where lanes part, and where they no longer are apart, come last."""
     jumps = [at for at, word in enumerate(words) if _leads_elsewhere(word)]
-    if [OPCODE.of(words[at]) for at in jumps] != [BSSY, BRA, BSYNC, EXIT]:
+    opcodes = [OPCODE.of(words[at]) for at in jumps]
+    if opcodes == [EXIT, EXIT]:
+        return tuple(jumps) if _ends_some(words, *jumps) else None
+    if opcodes != [BSSY, BRA, BSYNC, EXIT]:
         return None
     meeting, branch, met, end = jumps
     whole = SECOND_GUARD.of(words[branch]) == PT and GUARD_REGISTER.of(words[branch]) != PT
@@ -107,6 +113,13 @@ def _places(words: Sequence[int], arch: int) -> tuple[int, int, int] | None:
     around = _target(words, branch, arch) == met and _target(words, meeting, arch) == met + 1
     fits = whole and alike and always and around and end == len(words) - 1
     return (meeting, branch, met) if fits else None
+
+
+def _ends_some(words: Sequence[int], some: int, end: int) -> bool:
+    """Whether lanes of one predicate end at ``some``, and all others at ``end``, the last one."""
+    first, last = words[some], words[end]
+    one = SECOND_GUARD.of(first) == PT and GUARD_REGISTER.of(first) != PT
+    return one and GUARD.of(last) == SECOND_GUARD.of(last) == PT and end == len(words) - 1
 
 
 def _leads_elsewhere(word: int) -> bool:
