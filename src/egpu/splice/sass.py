@@ -30,6 +30,7 @@ from egpu.splice.sass_encoding import (
 from egpu.splice.sass_encoding import EXIT as EXIT_OPCODE
 from egpu.splice.sass_functions import called_registers, with_functions
 from egpu.splice.sass_globals import GlobalPatch, patches, share_globals
+from egpu.splice.sass_kept import with_kept_address
 from egpu.splice.sass_kernel import check_kernel, code_around, lowest_register_limit
 from egpu.splice.sass_probe import (
     Assemble,
@@ -40,6 +41,7 @@ from egpu.splice.sass_rules import (
     EVERY_RULE,
     Rule,
 )
+from egpu.splice.sass_schedule import SCHEDULED_ARCH
 from egpu.splice.sass_splice import Care, Splice
 from egpu.splice.sass_uniform import NOTHING
 
@@ -101,8 +103,11 @@ def splice_sass(
     setting = ProbeSetting(arch, tuple(probes), layout, assemble)
     leaving = any(each.kind is AttachKind.EXIT for each in probes)
     around = code_around(parts, target, code) if leaving else NOTHING
-    blocks = assembled(target, setting, lowest_register_limit(code), around, rules)
-    work = Splice(target, code, arch, blocks, Care(around, called_registers(parts), rules))
+    most, called = lowest_register_limit(code), called_registers(parts)
+    blocks = assembled(target, setting, most, around, rules)
+    if most is None and arch >= SCHEDULED_ARCH:
+        blocks = with_kept_address(blocks, probes, target, called, rules)
+    work = Splice(target, code, arch, blocks, Care(around, called, rules))
     text = work.text()
     change = Change(
         text=text.data(),
