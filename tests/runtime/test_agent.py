@@ -78,7 +78,7 @@ def test_linked_program(bench, broker):
     assert len(result.of("launch plain twin")) == 3
     # The image lies in the program's file: by reference, not copied.
     assert broker.seen[0].source.endswith("agent_linked")
-    assert b"// entry plain" in broker.images[0]
+    assert b"// entry plain" in broker.images[0][:]
 
 
 def test_every_form_of_launch(bench, request):
