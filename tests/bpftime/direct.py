@@ -1,45 +1,59 @@
 """Run one example by egpu's Python interface, without a loader; prints what was found as JSON.
 
-    python direct.py PLACE WORKLOAD [--sim]
+    python direct.py PLACE WORKLOAD [--sim] [--launcher FUNCTION] [--set MAP INDEX NUMBER]...
 
-PLACE is the example's in ``examples.EXAMPLES``.  The workload writes to standard output first.
+PLACE is the example's in ``examples.EXAMPLES``.  Its programs on the host run at the workload's
+FUNCTION, which launches; not at all without.  What is set is set beside what the example sets.
+The workload writes to standard output first.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from examples import EXAMPLES, Example
+from examples import EXAMPLES
 from running import Built, decoded, object_of, words_of
 
 from egpu import session
 from egpu.bpf.object import read_object
-from egpu.bpf.program import AttachKind, Object
+from egpu.bpf.program import HOST_KINDS as LINUX
+from egpu.bpf.program import AttachPoint, Object, Program
 from egpu.loader.directly import with_values
 from egpu.maps import HashView, MapView, ThreadView
 from egpu.session import Options, Ring, Session
 
-LINUX = frozenset({AttachKind.HOST_ENTRY, AttachKind.HOST_EXIT})
+
+def placed(program: Program, place: str) -> Program:
+    """``program`` at ``place`` if it is one of the host."""
+    points = tuple(
+        AttachPoint(point.kind, place.rpartition(":")[2], detail=place)
+        if point.kind in LINUX
+        else point
+        for point in program.attach
+    )
+    return replace(program, attach=points)
 
 
-def gpu_part(made: Object) -> Object:
-    """Without the programs of Linux, and without types, so that all is bytes as in a loader."""
+def untyped(made: Object, place: str) -> Object:
+    """Without types, so that all is bytes as in a loader, and without the programs of the host if
+    there is no ``place`` for them."""
     maps = tuple(replace(spec, btf=None, key_type=0, value_type=0) for spec in made.maps)
     programs = tuple(
-        replace(program, maps=maps)
+        replace(placed(program, place), maps=maps)
         for program in made.programs
-        if not any(point.kind in LINUX for point in program.attach)
+        if place or not any(point.kind in LINUX for point in program.attach)
     )
     return replace(made, maps=maps, programs=programs)
 
 
-def changes(example: Example) -> list[tuple[str, int, int]]:
-    words = [word for word in example.loader if word != "--set"]
+def changes(words: Sequence[str]) -> list[tuple[str, int, int]]:
+    words = [word for word in words if word != "--set"]
     return [(words[at], int(words[at + 1]), int(words[at + 2])) for at in range(0, len(words), 3)]
 
 
@@ -78,7 +92,12 @@ def main(place: str, workload: str, *flags: str) -> int:
     if "--sim" not in flags:
         example = example.on_a_gpu()
     path = object_of(example)
-    made = with_values(gpu_part(read_object(path.read_bytes(), path.name)), changes(example))
+    words = [word for word in flags if word != "--sim"]
+    function = words[1] if words[:1] == ["--launcher"] else ""
+    made = untyped(
+        read_object(path.read_bytes(), path.name), f"{workload}:{function}" if function else ""
+    )
+    made = with_values(made, changes((*example.loader, *words[2 if function else 0 :])))
     options = Options(
         simulated="--sim" in flags,
         allow_occupancy_loss="--allow-occupancy-loss" in example.needs,

@@ -3,6 +3,7 @@ libbpf loader."""
 
 import pytest
 from examples import EXAMPLES
+from host_side import HOSTED, hosted
 from running import HERE, PTX, egpu, run_direct, run_loaded
 
 
@@ -21,6 +22,16 @@ def test_under_a_loader(example, built):
     if built.loader is None:
         pytest.skip("there is no libbpf.so.1 on this machine")
     example.check(example, run_loaded(example, built, "--sim"))
+
+
+@pytest.mark.parametrize("place", HOSTED, ids=lambda place: name_of(EXAMPLES[place]))
+@pytest.mark.parametrize("loader", [False, True], ids=["alone", "loader"])
+def test_with_their_programs_on_the_host(place, loader, built):
+    """6 to 8: the host's clock is ahead of the simulated device's, so that no sample is late."""
+    if loader and built.loader is None:
+        pytest.skip("there is no libbpf.so.1 on this machine")
+    found = hosted(place, built, simulated=True, loader=loader)
+    assert found == ("" if EXAMPLES[place].number == 6 else "0:30")
 
 
 def test_a_program_that_meets_no_kernel_is_reported(built):

@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from elftools.elf.elffile import ELFFile
 from examples import EXAMPLES
+from host_side import place_of
 from running import HERE, PTX, egpu, words_of
 
 PROGRAMS = HERE / "programs"
@@ -102,18 +102,6 @@ def test_a_refused_program_is_the_loaders_error(built):
     assert done.returncode == 1
     assert "BPF program load failed: Permission denied" in done.stderr
     assert "cuda__endless" in done.stderr
-
-
-def place_of(path, name):
-    """ "path:offset" of a function in a program's file."""
-    with path.open("rb") as file:
-        elf = ELFFile(file)
-        (symbol,) = elf.get_section_by_name(".symtab").get_symbol_by_name(name)
-        address = symbol["st_value"]
-        for segment in elf.iter_segments("PT_LOAD"):
-            if segment["p_vaddr"] <= address < segment["p_vaddr"] + segment["p_filesz"]:
-                return f"{path}:{address - segment['p_vaddr'] + segment['p_offset']:#x}"
-    raise AssertionError(f"{name} is in no segment")
 
 
 def linux_refuses():

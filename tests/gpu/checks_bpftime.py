@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from observing import egpu, environment, require
 HERE = ROOT / "tests" / "bpftime"
 sys.path.insert(0, str(HERE))
 
-from examples import EXAMPLES  # noqa: E402
+from examples import EXAMPLES, Example  # noqa: E402
+from host_side import HOSTED, LAUNCHES, hosted, late  # noqa: E402
 from running import PTX, Built, build, run_direct, run_loaded  # noqa: E402
 from running import egpu as run_egpu  # noqa: E402
 
@@ -27,11 +29,7 @@ SIDE, GEMM_C = 32, 1373634560
 
 def _failure(place: int, built: Built) -> str:
     example = EXAMPLES[place].on_a_gpu()
-    try:
-        example.check(example, run_direct(place, example, built))
-    except (AssertionError, KeyError, subprocess.TimeoutExpired) as error:
-        return f"{example.number} {example.program}: {type(error).__name__}: {str(error)[-1500:]}"
-    return ""
+    return _failed(example, lambda: example.check(example, run_direct(place, example, built)))
 
 
 def bpftime_examples(_built: GpuBuilt) -> str:
@@ -45,9 +43,8 @@ def bpftime_examples(_built: GpuBuilt) -> str:
     return f"{len(places)} examples exact"
 
 
-def bpftime_loaders(_built: GpuBuilt) -> str:
-    """The system calls of a loader; and some examples under one of libbpf, where there is one."""
-    chosen = [each for each in EXAMPLES if each.number in (1, 10, 11, 13)]
+def bpftime_system_calls(_built: GpuBuilt) -> str:
+    """The system calls of a loader, without libbpf."""
     with tempfile.TemporaryDirectory(prefix="egpu-bpftime-") as folder:
         built = build(Path(folder))
         raw = shlex.join([sys.executable, str(HERE / "raw_loader.py"), "30"])
@@ -55,11 +52,58 @@ def bpftime_loaders(_built: GpuBuilt) -> str:
         done = run_egpu("run", "--loader-wait", "0.2", "--loader", raw, "--", *workload)
         said = [line for line in done.stdout.splitlines() if line]
         require(said[2:3] == ["done"], f"system calls: {done.stdout[-1500:]}{done.stderr[-500:]}")
+    return "system calls exact"
+
+
+def bpftime_loaders(_built: GpuBuilt) -> str:
+    """Examples under a loader that is an ordinary libbpf program, 6 to 8 with their uprobes."""
+    chosen = [each for each in EXAMPLES if each.number in (1, 10, 11, 13)]
+    with tempfile.TemporaryDirectory(prefix="egpu-bpftime-") as folder:
+        built = build(Path(folder))
         if built.loader is None:
-            return "system calls exact; this machine has no libbpf.so.1"
-        for example in chosen:
-            example.check(example, run_loaded(example, built))
-    return f"system calls exact; {len(chosen)} examples exact under a loader"
+            return "skipped: this machine has no libbpf.so.1"
+        failed = [_failed(each, lambda each=each: _loaded(each, built)) for each in chosen]
+        failed += _hosted(built, loader=True)
+    require(not any(failed), "\n".join(filter(None, failed)))
+    return f"{len(failed)} examples exact under a loader"
+
+
+def bpftime_host_side(_built: GpuBuilt) -> str:
+    """6 to 8 with their programs on the host, without a loader."""
+    with tempfile.TemporaryDirectory(prefix="egpu-bpftime-") as folder:
+        failed = _hosted(build(Path(folder)), loader=False)
+    require(not any(failed), "\n".join(filter(None, failed)))
+    return f"{len(failed)} examples exact with their programs on the host"
+
+
+def bpftime_late(_built: GpuBuilt) -> str:
+    """14, attached to a workload that runs."""
+    with tempfile.TemporaryDirectory(prefix="egpu-bpftime-") as folder:
+        probed = late(build(Path(folder)))
+    return f"every thread of {probed} of {LAUNCHES} launches counted"
+
+
+def _loaded(example: Example, built: Built) -> None:
+    example.check(example, run_loaded(example, built))
+
+
+def _hosted(built: Built, *, loader: bool) -> list[str]:
+    """What went wrong with each of HOSTED, "" where nothing did."""
+
+    def run(place: int) -> None:
+        bins = hosted(place, built, simulated=False, loader=loader)
+        if bins:  # powers of ten from 100 ns on, as far as the device's clock is CLOCK_REALTIME
+            print(f"    {EXAMPLES[place].program}: launches to threads, by bin: {bins}", flush=True)
+
+    return [_failed(EXAMPLES[place], lambda place=place: run(place)) for place in HOSTED]
+
+
+def _failed(example: Example, run: Callable[[], None]) -> str:
+    try:
+        run()
+    except (AssertionError, KeyError, subprocess.TimeoutExpired) as error:
+        return f"{example.number} {example.program}: {type(error).__name__}: {str(error)[-1500:]}"
+    return ""
 
 
 def bpftime_directly(_built: GpuBuilt) -> str:
@@ -92,4 +136,11 @@ def _directly(path: str, program: str, shape: str, words: list[str]) -> dict:
     return json.loads(run.stdout.strip().splitlines()[-1])["maps"]
 
 
-CHECKS = (bpftime_examples, bpftime_loaders, bpftime_directly)
+CHECKS = (
+    bpftime_examples,
+    bpftime_system_calls,
+    bpftime_loaders,
+    bpftime_host_side,
+    bpftime_late,
+    bpftime_directly,
+)
