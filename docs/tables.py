@@ -12,7 +12,7 @@ from pathlib import Path
 
 from egpu.agent.protocol import Reason
 from egpu.bpf.context import FIELDS, Field, Source
-from egpu.bpf.helpers import HELPERS, Helper
+from egpu.bpf.helpers import HELPERS, REFUSED
 from egpu.bpf.maptypes import MapType, Storage, traits
 
 HERE = Path(__file__).resolve().parent
@@ -96,22 +96,26 @@ def context_table() -> str:
     return text
 
 
-def helper_table(*, missing: bool) -> Callable[[], str]:
-    def table() -> str:
-        columns = ("id", "helper", "why not") if missing else ("id", "helper", "cost")
-        text = heading(*columns)
-        for helper in sorted(HELPERS.values(), key=lambda helper: helper.id):
-            if (not helper.body and not helper.host) == missing:
-                cost = "programs on the host only" if helper.host else str(helper.cost)
-                last = reason(helper) if missing else cost
-                text += row(str(helper.id), f"`{helper.name}`", last)
-        return text
-
-    return table
+def helper_table() -> str:
+    text = heading("id", "helper", "cost")
+    for helper in sorted(HELPERS.values(), key=lambda helper: helper.id):
+        if helper.body or helper.host:
+            cost = "programs on the host only" if helper.host else str(helper.cost)
+            text += row(str(helper.id), f"`{helper.name}`", cost)
+    return text
 
 
-def reason(helper: Helper) -> str:
-    return helper.missing or "no device body"
+def missing_helpers() -> str:
+    rows = {each.id: (each.name, each.why, each.instead) for each in REFUSED.values()}
+    for helper in HELPERS.values():
+        if not helper.body:
+            where = f"{helper.name} in kernels" if helper.host else helper.name
+            rows[helper.id] = (where, helper.missing or "no device body", "")
+    text = heading("id", "helper", "why not", "instead")
+    for number, (name, why, instead) in sorted(rows.items()):
+        shown, _, rest = name.partition(" ")
+        text += row(str(number), f"`{shown}` {rest}".strip(), why, instead)
+    return text
 
 
 def map_table() -> str:
@@ -137,8 +141,8 @@ def reason_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "context": context_table,
-    "helpers": helper_table(missing=False),
-    "missing_helpers": helper_table(missing=True),
+    "helpers": helper_table,
+    "missing_helpers": missing_helpers,
     "maps": map_table,
     "refused_maps": refused_maps,
     "reasons": reason_table,

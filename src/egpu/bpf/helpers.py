@@ -236,6 +236,40 @@ _ROWS: tuple[Helper, ...] = (
 HELPERS: dict[int, Helper] = {row.id: row for row in _ROWS}
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedHelper:
+    """A helper of Linux that egpu has no row for and that people will try: why, what instead.
+
+    ``waits``: threads would wait for each other.
+    """
+
+    id: int
+    name: str
+    why: str
+    instead: str
+    waits: bool = False
+
+
+# fmt: off
+_WAITS = "lanes of a warp that wait for each other never end"
+_REFUSED = (
+    RefusedHelper(12, "bpf_tail_call", "probes do not jump to other programs",
+                  "call a static function"),
+    RefusedHelper(35, "bpf_get_current_task", "a GPU thread is no task",
+                  "use bpf_get_current_pid_tgid"),
+    RefusedHelper(93, "bpf_spin_lock", _WAITS, "use atomics", waits=True),
+    RefusedHelper(94, "bpf_spin_unlock", _WAITS, "use atomics", waits=True),
+    RefusedHelper(165, "bpf_snprintf", "texts are made on the host",
+                  "use bpf_printk, or send the values"),
+    RefusedHelper(184, "bpf_get_func_ret", "kernels return nothing",
+                  "read what the kernel wrote"),
+    RefusedHelper(185, "bpf_get_func_arg_cnt", "not known before the kernel is",
+                  "use ctx->param_size"),
+)
+# fmt: on
+REFUSED: dict[int, RefusedHelper] = {row.id: row for row in _REFUSED}
+
+
 def calls_back(number: int) -> bool:
     """Whether helper ``number`` calls a function of the program."""
     helper = HELPERS.get(number)

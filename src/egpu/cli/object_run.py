@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 ROWS = 64  # entries of one map shown in the text; JSON has all
 _NO_RINGS = (MapView, HashView, ThreadView, QueueView, BloomView, OuterView, StackView)
-_SECTIONS = (".bss", ".data", ".rodata")
+_CONSTANTS = re.compile(r"\.rodata\.(cst|str)\d.*")  # what compilers put aside for themselves
 
 
 class ObjectOutput:
@@ -77,7 +78,8 @@ class ObjectOutput:
                 data[name] = None
             elif isinstance(view, MapView):
                 entries = _entries(view)
-                parts += _shown(name, entries)
+                if not _CONSTANTS.fullmatch(name):
+                    parts += _shown(name, entries)
                 data[name] = [{"key": key, **value} for key, value in entries]
             elif isinstance(view, HashView):
                 shown_part, data[name] = _hash_report(name, view)
@@ -96,7 +98,7 @@ class ObjectOutput:
                 data[name] = {"fill": view.fill()}
             elif isinstance(view, StackView):
                 stacks = _stack_rows(view)
-                parts += _shown(name, stacks, empty="no stacks", kind="stacks")
+                parts += _shown(name, stacks, empty="no stacks", kind=("stack", "stacks"))
                 data[name] = [{"key": key, **value} for key, value in stacks]
             elif isinstance(view, ThreadView):
                 rows = _thread_rows(view)
@@ -261,7 +263,7 @@ def _hash_report(name: str, view: HashView) -> tuple[list[Part], list[dict[str, 
             row: dict[str, object] = {"value" if summed else "per_sm": plain(value), **context}
             found.append((shown(key), row))
             data.append({"key": plain(key), **row})
-    parts = _shown(name, found, empty="no entries", kind="entries")
+    parts = _shown(name, found, empty="no entries", kind=("entry", "entries"))
     refused, given_up = view.counter("full"), view.counter("busy")
     if view.counter("evicted"):
         parts.append(Paragraph(f"{name}: {view.counter('evicted'):,} entries were evicted"))
@@ -283,7 +285,7 @@ def _shown(
     entries: Sequence[tuple[int | str, dict[str, object]]],
     *,
     empty: str = "all zero",
-    kind: str = "entries that are not zero",
+    kind: tuple[str, str] = ("entry that is not zero", "entries that are not zero"),
 ) -> list[Part]:
     if not entries:
         return [Paragraph(f"{name}: {empty}")]
@@ -292,7 +294,9 @@ def _shown(
         (_key(key, value), _line(value.get("value", value.get("per_sm"))))
         for key, value in entries[:ROWS]
     )
-    parts: list[Part] = [Table(f"{name} ({len(entries):,} {kind})", columns, rows)]
+    parts: list[Part] = [
+        Table(f"{name} ({len(entries):,} {kind[len(entries) > 1]})", columns, rows)
+    ]
     if len(entries) > ROWS:
         parts.append(Paragraph(f"... and {len(entries) - ROWS:,} more; --json has them"))
     return parts

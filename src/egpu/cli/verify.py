@@ -29,7 +29,8 @@ EXIT_REJECTED = 1
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the verifier said of one program: its cost (of a thread, of a warp), warnings and the
-    turns that a run may take in loops of an unknown number of turns, or why it was refused."""
+    turns that a run may take in loops of an unknown number of turns, or why it was refused;
+    ``note`` is why `egpu run` does not attach what the verifier accepts, "" if it does."""
 
     program: Program
     cost: Cost | None
@@ -37,6 +38,7 @@ class Verdict:
     error: VerifierError | None
     warnings: tuple[VerifierWarning, ...] = ()
     turns: int | None = None
+    note: str = ""
 
 
 @click.command("verify")
@@ -70,7 +72,8 @@ def command(
 ) -> int:
     """Check the programs of an object file.
 
-    The exit code is 0 if all may be attached to kernels, 1 if one is refused.
+    The exit code is 0 if the verifier accepts all, 1 if it refuses one.  Of a program that it
+    accepts and `egpu run` does not attach, a note says so.
     """
     programs = load_object(object_file, btf=btf).programs
     if not programs:
@@ -95,6 +98,7 @@ def command(
 
 def _verdict(program: Program, policy: Policy, limits: Limits) -> Verdict:
     from egpu.session.arrivals import verify_all  # noqa: PLC0415
+    from egpu.session.objects import refused_where  # noqa: PLC0415
 
     try:
         (verified,) = verify_all((with_own_maps(program),), policy, limits)
@@ -102,7 +106,8 @@ def _verdict(program: Program, policy: Policy, limits: Limits) -> Verdict:
         return Verdict(program, None, None, error)
     budget = verified.facts.budget
     turns = None if budget is None else budget.turns
-    return Verdict(program, verified.cost, verified.warp_cost, None, verified.warnings, turns)
+    note = refused_where(verified)
+    return Verdict(program, verified.cost, verified.warp_cost, None, verified.warnings, turns, note)
 
 
 def _show(verdict: Verdict, *, cost: bool, path: bool) -> None:
@@ -113,6 +118,8 @@ def _show(verdict: Verdict, *, cost: bool, path: bool) -> None:
         if path:
             for line in error.path or ("(the way was not recorded)",):
                 click.echo(f"    {line}")
+    if verdict.note:
+        click.echo(f"  note: egpu run does not attach it: {verdict.note}")
     for warning in verdict.warnings:
         click.echo(f"  {warning.rule}: warning: {warning}")
     if cost and verdict.cost is not None and verdict.warp_cost is not None:
@@ -134,6 +141,7 @@ def _data(verdict: Verdict) -> dict[str, object]:
         "cost": None if verdict.cost is None else asdict(verdict.cost),
         "warp_cost": None if verdict.warp_cost is None else asdict(verdict.warp_cost),
         "budget": verdict.turns,
+        "note": verdict.note,
         "warnings": [asdict(each) for each in verdict.warnings],
         "error": None
         if error is None

@@ -16,13 +16,13 @@ from egpu.agent.protocol import Feature
 from egpu.agent.twin import HostCall
 from egpu.bpf import MapState, Place, run
 from egpu.bpf.budget import NO_BUDGET
-from egpu.bpf.helpers import HELPERS
 from egpu.bpf.interp_helpers import BODIES
 from egpu.bpf.maptypes import MapType, traits
 from egpu.bpf.own_maps import PRINT_RING, own_map
 from egpu.bpf.program import MapSpec
-from egpu.errors import EgpuError, UnsupportedError
+from egpu.errors import EgpuError
 from egpu.maps import Values
+from egpu.session.host_checks import STACKS, TIMES, check_host
 from egpu.session.host_maps import HostMap
 from egpu.session.host_points import HostPoint, host_point
 from egpu.session.host_sharing import Sharing, sharing
@@ -31,12 +31,6 @@ from egpu.verifier import VerifiedProgram
 if TYPE_CHECKING:
     from egpu.bpf.interp import HelperBody, Machine
     from egpu.session.arenas import Arenas
-
-_TIMES = (5, 125, 160)  # bpf_ktime_get_ns and its like
-# Helpers that mean the same on the host: of maps, times, the thread and its stack, numbers and
-# printing.
-_STACKS = frozenset({27, 67})  # bpf_get_stackid, bpf_get_stack
-_HELPERS = frozenset({1, 2, 3, *_TIMES, 6, 7, 14, 15, 16, *_STACKS, 174, 177})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +75,7 @@ class HostPrograms:
             for each in host
         )
         for each in host:
-            _check(each)
+            check_host(each)
         self._sharing = sharing(host, device, arenas.maps)
         for index, how in self._sharing.items():
             if how is Sharing.ADDED:
@@ -94,7 +88,7 @@ class HostPrograms:
         """What the agents must do for them."""
         found = Feature(0)
         for each in self._programs:
-            if each.verified.facts.helpers & _STACKS:
+            if each.verified.facts.helpers & STACKS:
                 found |= Feature.STACKS
             for point in each.points:
                 found |= Feature.HOST_EXIT if point.leaving else Feature.HOST_ENTRY
@@ -192,7 +186,7 @@ def _helpers(time: int) -> Mapping[int, HelperBody]:
     def clock(machine: Machine, args: Sequence[int]) -> int:
         return time + machine.steps
 
-    return {**BODIES, **dict.fromkeys(_TIMES, clock)}
+    return {**BODIES, **dict.fromkeys(TIMES, clock)}
 
 
 def _place(call: HostCall) -> Place:
@@ -212,19 +206,3 @@ def _place(call: HostCall) -> Place:
         callers=call.callers,
         seed=secrets.randbits(32),
     )
-
-
-def _check(verified: VerifiedProgram) -> None:
-    """UnsupportedError for what has no meaning on the host."""
-    facts, name = verified.facts, verified.program.name
-    read = sorted(facts.context_fields)
-    if read:
-        raise UnsupportedError(
-            f"program {name}: it runs on the host and reads its context ({read[0]})",
-            needs="a program that asks helpers and maps only: registers are not known there",
-        )
-    for number in sorted(facts.helpers - _HELPERS):
-        raise UnsupportedError(
-            f"program {name}: it runs on the host and calls {HELPERS[number].name}",
-            needs=", ".join(HELPERS[each].name for each in sorted(_HELPERS) if each in HELPERS),
-        )

@@ -22,7 +22,9 @@ from egpu.bpf.program import (
     PseudoSrc,
 )
 from egpu.errors import InputError, UnsupportedError
+from egpu.session.host_checks import check_host
 from egpu.session.host_points import host_point
+from egpu.verifier import VerifiedProgram
 
 _LD_IMM64 = 0x18
 _PROBED = frozenset({AttachKind.ENTRY, AttachKind.EXIT, AttachKind.INSTRUCTION})
@@ -83,7 +85,7 @@ def combine(objects: Sequence[Object]) -> Collection:
     base = 0
     for obj in objects:
         for program in obj.programs:
-            _refuse_other_kinds(obj, program)
+            _refuse_other_kinds(program, f"{obj.name}: ")
             programs.append(replace(program, code=_shift_maps(program.code, base), maps=maps))
         base += len(obj.maps)
     if not programs:
@@ -102,16 +104,29 @@ _RUNNERS = {
 }
 
 
-def _refuse_other_kinds(obj: Object, program: Program) -> None:
+def _refuse_other_kinds(program: Program, where: str = "") -> None:
     for point in program.attach:
         if point.kind in HOST_KINDS:
             host_point(point)
         elif point.kind not in _PROBED:
             raise UnsupportedError(
-                f'{obj.name}: program {program.name}: attach point "{program.section}" '
+                f'{where}program {program.name}: attach point "{program.section}" '
                 f"({point.kind.value})",
                 needs=_RUNNERS.get(point.kind, "a kprobe/, kretprobe/ or insn/ section"),
             )
+
+
+def refused_where(verified: VerifiedProgram) -> str:
+    """Why a session refuses a program that was verified, for where it is attached or what it does
+    there; "" if it does not."""
+    program = verified.program
+    try:
+        _refuse_other_kinds(program)
+        if program.on_host:
+            check_host(verified)
+    except UnsupportedError as error:
+        return str(error)
+    return ""
 
 
 def _shift_inner(spec: MapSpec, base: int) -> MapSpec:

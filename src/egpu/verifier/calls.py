@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Final, assert_never
 
-from egpu.bpf.helpers import HELPERS, Arg, Helper, Ret
+from egpu.bpf.helpers import HELPERS, REFUSED, Arg, Helper, Ret
 from egpu.bpf.isa import CallSrc
 from egpu.bpf.maptypes import EVENTS, PUSHED_MAXIMUM, MapType, Storage, table_slots, traits
 from egpu.bpf.program import MISSING_HELPER, NO_MAP, MapSpec
@@ -19,20 +19,6 @@ from egpu.verifier.setting import Recorder, Setting
 from egpu.verifier.state import Pointer, State
 from egpu.verifier.structure import Step
 from egpu.verifier.verified import Policy, Region
-
-# Linux helpers that egpu has no row for and that people will try (uapi/linux/bpf.h).
-_REFUSED: dict[int, tuple[str, str]] = {
-    12:  ("bpf_tail_call: probes do not jump to other programs", "call a static function"),
-    35:  ("bpf_get_current_task: a GPU thread is no task", "use bpf_get_current_pid_tgid"),
-    25:  ("bpf_perf_event_output: there is no such buffer", "use a ring buffer"),
-    93:  ("bpf_spin_lock: lanes of a warp that wait for each other never end", "use atomics"),
-    94:  ("bpf_spin_unlock: lanes of a warp that wait for each other never end", "use atomics"),
-    165: ("bpf_snprintf: texts are made on the host", "use bpf_printk, or send the values"),
-    184: ("bpf_get_func_ret: kernels return nothing", "read what the kernel wrote"),
-    185: ("bpf_get_func_arg_cnt: not known before the kernel is", "use ctx->param_size"),
-}  # fmt: skip
-
-_WAITING = frozenset({93, 94})
 
 _CORE_HINT = "test for it first: bpf_core_field_exists() and its like"
 _KEY_SIZE = 4  # of arrays
@@ -70,9 +56,12 @@ def find_helper(setting: Setting, number: int) -> Helper:
     if 0 <= number - MISSING_HELPER < len(missing):
         raise Refusal("P2", missing[number - MISSING_HELPER], hint=_CORE_HINT)
     if helper is None:
-        reason, hint = _REFUSED.get(number, ("", "egpu.bpf.h has the helpers there are"))
-        what = f"helper {number}" + (f", {reason}" if reason else " does not exist")
-        raise Refusal("P5" if number in _WAITING else "P2", what, hint=hint)
+        known = REFUSED.get(number)
+        if known is None:
+            what, hint = f"helper {number} does not exist", "egpu.bpf.h has the helpers there are"
+            raise Refusal("P2", what, hint=hint)
+        what = f"helper {number}, {known.name}: {known.why}"
+        raise Refusal("P5" if known.waits else "P2", what, hint=known.instead)
     if helper.control and setting.policy is not Policy.CONTROL:
         raise Refusal(
             "P6",

@@ -12,8 +12,10 @@ import pytest
 
 import egpu
 from egpu.bpf.asm import assemble
-from egpu.bpf.insn import encode
-from egpu.cli import app, cuda_device, main
+from egpu.bpf.insn import encode, program_from_code
+from egpu.bpf.program import Object
+from egpu.bpf.sections import parse_section
+from egpu.cli import app, cuda_device, main, verify
 from egpu.cli.object_run import plain, shown
 from egpu.errors import EgpuError, InputError, VerifierError
 from egpu.version import VERSION
@@ -225,6 +227,38 @@ def test_verify_accepts_a_tool(run):
     assert document["schema"] == "egpu.verify/1"
     assert [row["accepted"] for row in document["programs"]] == [True, True]
     assert document["programs"][0]["cost"]["instructions"] > 10
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        ("launch/vecadd", '"launch/vecadd" (launch); needs a kprobe/, kretprobe/ or insn/ section'),
+        ("kprobe/__directly_run", "needs egpu run-on-gpu, or egpu exec"),
+        ("uprobe/libc.so.6:malloc", "uprobe/libc.so.6:malloc; needs a place where kernels are"),
+        ("uprobe/libcuda.so.1:cuLaunchKernel", "it runs on the host and calls bpf_get_sm_id"),
+    ],
+)
+def test_verify_notes_what_run_does_not_attach(run, monkeypatch, section, why):
+    """The verifier accepts it: the exit code stays 0."""
+    code = assemble("call 509\nmov %r0, 0\nexit")
+    points = parse_section(section, "p")
+    program = program_from_code(code, "p", attach=points, section=section)
+    monkeypatch.setattr(verify, "load_object", lambda *_, **__: Object("o", (program,), ()))
+    code, out, _ = run("verify", "o.bpf.o")
+    assert (code, f"p ({section}): accepted\n  note: egpu run does not attach it: " in out) == (
+        0,
+        True,
+    )
+    assert why in out
+    (row,) = json.loads(run("verify", "o.bpf.o", "--json")[1])["programs"]
+    assert row["accepted"]
+    assert why in row["note"]
+
+
+def test_verify_has_no_note_of_what_run_attaches(run):
+    assert "note:" not in run("verify", COUNT)[1]
+    document = json.loads(run("verify", COUNT, "--json")[1])
+    assert [row["note"] for row in document["programs"]] == ["", ""]
 
 
 def test_verify_shows_costs_and_holds_them_to_a_limit(run):

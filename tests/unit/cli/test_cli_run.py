@@ -202,13 +202,28 @@ def test_an_objects_records_are_written_as_they_come_and_its_maps_at_the_end():
     assert first == "events: when=11\n"
     assert stream.getvalue() == "events: when=11\nevents: when=22\n"
     text = render_text(report)
-    assert "sums (1 entries that are not zero)" in text
+    assert "sums (1 entry that is not zero)" in text
     assert "3  11\n" in text
     assert "[0.0, 1.5]" in text  # cannot be summed: shown by SM
     assert (
         "! events: 2 records received, 0 discarded by the program, 1 dropped, 0 missing"
         in " ".join(text.split())
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [(".rodata", True), (".rodata.cst16", False), (".rodata.str1.1", False), (".rodata.own", True)],
+)
+def test_what_compilers_put_aside_is_not_shown(name, shown):
+    """Constants of their own are in the JSON only."""
+    with FakeSession() as fake:
+        fake.maps[name] = fake.maps.pop("sums")
+        fake.put("sums", 0, 3, 5)
+        fake.put("sums", 1, 2, 7)
+        report = ObjectOutput(fake, io.StringIO(), as_json=False).report()
+        assert (f"{name} (2 entries that are not zero)" in render_text(report)) is shown
+        assert [row["key"] for row in report.data["maps"][name]] == [2, 3]
 
 
 def test_an_object_as_json_lines(started, monkeypatch, capsys):
