@@ -289,5 +289,5 @@ def test_wrong_number_of_maps():
         run(program("exit", ARRAY), maps=[])
 
 
-def test_every_helper_with_a_device_body_has_one_here():
-    assert set(BODIES) == {id for id, helper in HELPERS.items() if helper.body}
+def test_every_helper_with_a_body_elsewhere_or_for_the_host_has_one_here():
+    assert set(BODIES) == {id for id, helper in HELPERS.items() if helper.body or helper.host}
