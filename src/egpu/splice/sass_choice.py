@@ -36,17 +36,17 @@ def assembled(
     the kernel does not use (``around``).  Probes that do not do so are assembled with more of their
     values in ordinary registers; UnsupportedError when nothing helps.
     """
-    manner = _held(kernel, assemble_probes(kernel, setting, Manner()), most)
-    blocks, manner = _without_stack(kernel, setting, manner, rules)
-    if blocks.entry and sum(1 for word in blocks.entry.words if OPCODE.of(word) == EXIT) > 1:
-        joined = replace(manner, joined=True)
-        blocks, manner = _without_stack(kernel, setting, joined, rules)
+    blocks = _held_blocks(kernel, setting, most, Manner(), rules)
+    joined = bool(blocks.entry) and _ways_out(blocks.entry) > 1
+    if joined:
+        blocks = _held_blocks(kernel, setting, most, Manner(joined=True), rules)
     if blocks.exit is None or Rule.NO_CARRIED_UNIFORMS not in rules:
         return blocks
     reason: UnsupportedError | None = None
     for apart in Apart:
-        if apart is not manner.apart:
-            blocks, _ = _without_stack(kernel, setting, replace(manner, apart=apart), rules)
+        if apart is not Apart.NOTHING:
+            manner = Manner(apart=apart, joined=joined)
+            blocks = _held_blocks(kernel, setting, most, manner, rules)
         for each in (blocks, _localised(blocks, setting)):
             found = _objection(each, setting, around, rules)
             if found is None:
@@ -55,13 +55,29 @@ def assembled(
     raise reason or InternalError("exit probes that nothing speaks against")
 
 
+def _ways_out(block: ProbeBlock | None) -> int:
+    return sum(1 for word in block.words if OPCODE.of(word) == EXIT) if block else 0
+
+
+def _held_blocks(
+    kernel: Kernel,
+    setting: ProbeSetting,
+    most: int | None,
+    manner: Manner,
+    rules: frozenset[Rule],
+) -> ProbeBlocks:
+    """The probes assembled in this manner, in registers that the kernel has anyway if they fit."""
+    natural = assemble_probes(kernel, setting, manner)
+    return _without_stack(kernel, setting, _held(kernel, natural, most, manner), rules)
+
+
 def _without_stack(
     kernel: Kernel, setting: ProbeSetting, manner: Manner, rules: frozenset[Rule]
-) -> tuple[ProbeBlocks, Manner]:
+) -> ProbeBlocks:
     """The code in as few registers as it takes with nothing in local memory."""
     blocks = assemble_probes(kernel, setting, manner)
     if Rule.NO_STACK not in rules:
-        return blocks, manner
+        return blocks
     natural = assemble_probes(kernel, setting, replace(manner, entry=0, exit=0))
     while _stacked(blocks.entry) or _stacked(blocks.exit):
         wider = replace(
@@ -73,7 +89,7 @@ def _without_stack(
             raise UnsupportedError(f"probes in {kernel.name} that keep values in local memory")
         manner = wider
         blocks = assemble_probes(kernel, setting, manner)
-    return blocks, manner
+    return blocks
 
 
 def _stacked(block: ProbeBlock | None) -> bool:
@@ -119,7 +135,7 @@ def _localised(blocks: ProbeBlocks, setting: ProbeSetting) -> ProbeBlocks:
     return replace(blocks, exit=replace(blocks.exit, words=words))
 
 
-def _held(kernel: Kernel, blocks: ProbeBlocks, most: int | None) -> Manner:
+def _held(kernel: Kernel, blocks: ProbeBlocks, most: int | None, manner: Manner) -> Manner:
     """Limits for blocks that take more registers than the kernel has anyway; ``most``: what a warp
     may be left with at its exit (setmaxnreg).  Saved starts lie above the exit probes' registers
     and the kernel's: below them there is room where the kernel leaves some."""
@@ -128,7 +144,8 @@ def _held(kernel: Kernel, blocks: ProbeBlocks, most: int | None) -> Manner:
     if blocks.starts:
         below = limit - register_count(2 * len(blocks.starts) - 1, EVERY_RULE)
         leaving = below if kernel.registers <= below < leaving else leaving
-    return Manner(
+    return replace(
+        manner,
         entry=limit if blocks.entry and blocks.entry.registers > limit else 0,
         exit=leaving if blocks.exit and blocks.exit.registers > leaving else 0,
     )

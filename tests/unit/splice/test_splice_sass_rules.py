@@ -48,7 +48,7 @@ from egpu.splice.sass_encoding import (
 )
 from egpu.splice.sass_encoding import EXIT as EXIT_OPCODE
 from egpu.splice.sass_probe import ProbeSetting, assemble_probes
-from egpu.splice.sass_ptx import Manner
+from egpu.splice.sass_ptx import Apart, Manner
 from egpu.splice.sass_rules import EVERY_RULE, Rule
 from egpu.splice.sass_uniform import Usage, free_numbers, renamed, usage, usage_exact
 from egpu.verifier import verify
@@ -389,6 +389,21 @@ def test_no_stack():
     spliced = Spliced("plain", "vector_add", (greedy(),), EVERY_RULE)
     # In the next step of registers that does, not in as many as the assembler likes.
     assert 48 < spliced.result.registers <= 64
+
+
+def test_every_manner_is_held_to_the_registers_that_cost_nothing():
+    """Records of each warp: fine in 32 registers as long as the assembler is told so."""
+    path = Path(__file__).parents[3] / "bench" / "probes" / "records.bpf.o"
+    read = read_object(path.read_bytes(), path.name)
+    verified = verify(read.programs[0])
+    made = compile_probe(verified, point=read.programs[0].attach[0])
+    layout = plan(read.maps, 132)
+    kernel = open_kernel(take_apart(open_cubin(cubin("plain", "90"))), "early_exits")
+    setting = ProbeSetting(90, (made,), layout, assemble)
+    free = assemble_probes(kernel, setting, Manner(apart=Apart.EVERYTHING)).exit
+    spliced = splice_sass(cubin("plain", "90"), "early_exits", (made,), layout, assemble)
+    assert free.registers > 32 >= spliced.registers
+    assert not spliced.costs_blocks
 
 
 def test_what_takes_an_instruction_s_place_takes_as_long():
