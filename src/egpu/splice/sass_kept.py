@@ -32,7 +32,7 @@ from egpu.splice.sass_encoding import (
 from egpu.splice.sass_operands import Kind, Resource, operands, register_sources
 from egpu.splice.sass_probe import ProbeBlock, ProbeBlocks
 from egpu.splice.sass_rules import Rule, register_count
-from egpu.splice.sass_schedule import scheduled
+from egpu.splice.sass_schedule import reordered
 
 # A value as the way in which it is computed: an instruction without the registers that it names,
 # and the values that it reads.
@@ -87,7 +87,9 @@ _Words = tuple[int, ...]
 def _kept(entry: _Words, leaving: _Words, first: int) -> tuple[_Words, _Words] | None:
     """Both probes' code with the address in the registers from ``first`` on."""
     found = _shared(entry, leaving, first)
-    return None if found is None else (tuple(found[0]), scheduled(found[1]))
+    # Without what stood between them, instructions would no longer wait for each other as long.
+    rest = None if found is None else reordered(found[1])
+    return None if found is None or rest is None else (tuple(found[0]), rest)
 
 
 def _with(block: ProbeBlock, words: Sequence[int], registers: int) -> ProbeBlock:
@@ -136,7 +138,7 @@ def _reads_pair(words: Sequence[int], first: int) -> bool:
             continue
         if found.reads & left:
             return True
-        left -= found.writes
+        left -= found.surely
     return False
 
 
@@ -161,7 +163,7 @@ def _traced(words: Sequence[int]) -> _Trace | None:
         value = _value(word, found.reads, values)
         for written in found.writes:
             values.pop(written, None)
-            if value is not None:
+            if value is not None and written in found.surely:
                 values[written] = value, index
     return trace
 
@@ -199,8 +201,7 @@ def _needed(words: Sequence[int]) -> list[int]:
         stays = found is None or (Kind.MEMORY, 0) in found.writes or bool(found.writes & used)
         if found is None or not stays:
             continue
-        if GUARD.of(word) == PT:
-            used -= found.writes
+        used -= found.surely
         used |= found.reads
         out.append(word)
     return [words[0], *reversed(out)]

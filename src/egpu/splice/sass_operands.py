@@ -14,6 +14,7 @@ from egpu.splice.sass_encoding import (
     CS2R,
     DESTINATION,
     FORM,
+    GUARD,
     GUARD_REGISTER,
     LDC,
     OPCODE,
@@ -49,11 +50,13 @@ Resource = tuple[Kind, int]
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """``tracked``: the result comes when it comes, and a scoreboard tells; that of others is there
-    after a number of cycles."""
+    """``reads``, ``writes``: what may be read or written; ``surely``: of the latter what is written
+    whatever form of the instruction it is, and by all lanes.  ``tracked``: the result comes when it
+    comes, and a scoreboard tells; that of others is there after a number of cycles."""
 
     reads: frozenset[Resource]
     writes: frozenset[Resource]
+    surely: frozenset[Resource]
     tracked: bool
 
 
@@ -78,6 +81,7 @@ _UNIFORM = frozenset({
 })
 _NO_PREDICATES = frozenset({0x082, 0x0BF})
 _VOTEU = 0x886
+_LOAD_SIZE, _LOAD_PAIR, _READS_PAIR = Field(73, 3), 5, Field(80, 1)   # of LDC; of CS2R
 _REGISTER_B, _UNIFORM_B, _UNIFORM_C = 1, 6, 7         # forms
 _PLAIN_B = frozenset({1, 4, 5, 6})                    # B stands at bit 32, not at 64
 _TIMES = frozenset({0x50, 0x51, 0x52, 0x53})          # SR_CLOCKLO, SR_CLOCKHI, SR_GLOBALTIMERLO, HI
@@ -139,7 +143,20 @@ def operands(word: int) -> Operands | None:
     if opcode not in (ULDC, _VOTEU) and base not in _UNIFORM:
         reads |= _predicates(word, GUARD_REGISTER)
     tracked = opcode in (S2R, LDC, _POPC)
-    return Operands(frozenset(reads - _NONE), frozenset(writes - _NONE), tracked)
+    writes -= _NONE
+    surely = _surely(word, writes)
+    return Operands(frozenset(reads - _NONE), frozenset(writes), frozenset(surely), tracked)
+
+
+def _surely(word: int, writes: set[Resource]) -> set[Resource]:
+    """Of what an instruction may write, without what some of its forms, or some lanes, leave."""
+    if GUARD.of(word) != PT:
+        return set()
+    opcode, second = OPCODE.of(word), DESTINATION.of(word) + 1
+    pair = BASE.of(word) in _WIDE
+    pair |= opcode == LDC and _LOAD_SIZE.of(word) == _LOAD_PAIR
+    pair |= opcode == CS2R and bool(_READS_PAIR.of(word))
+    return writes if pair else writes - {(Kind.REGISTER, second), (Kind.UNIFORM, second)}
 
 
 _Found = tuple[set[Resource], set[Resource]]

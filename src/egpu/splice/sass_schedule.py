@@ -63,8 +63,14 @@ class _Step:
 
 
 def scheduled(words: Sequence[int]) -> tuple[int, ...]:
-    """The same instructions in a better order; unchanged unless every one is known, none leads
-    elsewhere but the EXIT at the end, and no register that a reduction reads is written again.
+    """The same instructions in a better order; unchanged where ``reordered`` gives none."""
+    return reordered(words) or tuple(words)
+
+
+def reordered(words: Sequence[int]) -> tuple[int, ...] | None:
+    """The same instructions in a better order, with stalls and waits that are enough for it; None
+    unless every one is known, none leads elsewhere but the EXIT at the end, and no register that a
+    reduction reads is written again.
 
     The order of what depends on each other, of reductions, and of readings of the clock stays.
     """
@@ -72,7 +78,7 @@ def scheduled(words: Sequence[int]) -> tuple[int, ...]:
     inner = [word for word in words[head:-1] if OPCODE.of(word) != NOP]
     steps = _steps(inner)
     if steps is None or not inner or not _ends(words[-1]):
-        return tuple(words)
+        return None
     emitted = _emitted(steps, _order(steps))
     return (*words[:head], *emitted, WAIT.set(words[-1], 0))
 

@@ -3,14 +3,29 @@
 import re
 
 from sass_corpus import disassembled, needs_tools
+from test_splice_sass_encoding import instructions
 from test_splice_sass_schedule import RED, codes_of, meaning, raw, spliced
 
 from egpu.splice import sass_kept
-from egpu.splice.sass_encoding import BASE, GUARD, OPCODE, PT, S2R, SOURCE_A
+from egpu.splice.sass_encoding import (
+    BASE,
+    CS2R,
+    DESTINATION,
+    GUARD,
+    OPCODE,
+    PT,
+    S2R,
+    SOURCE_A,
+    SOURCE_B,
+    Field,
+)
 from egpu.splice.sass_operands import Kind, operands
 from egpu.splice.sass_schedule import scheduled
 
 pytestmark = needs_tools
+
+MOV_IMMEDIATE, IMAD, IMAD_UNIFORM, VOTEU, UPOPC = 0x224, 0x824, 0xE24, 0x886, 0x2BF
+SOURCE_B_IMMEDIATE = Field(32, 32)
 
 
 def test_the_exit_probe_uses_the_address_of_the_entry_probe():
@@ -78,3 +93,59 @@ def test_a_guarded_computation_is_not_shared(monkeypatch):
     guarded = [*leaving[:at], GUARD.set(leaving[at], 2), *leaving[at + 1 :]]
     assert GUARD.of(leaving[at]) == PT
     assert sass_kept._shared(entry, guarded, 20) is None
+
+
+def by_opcode(words, opcode):
+    return next(word for word in words if OPCODE.of(word) == opcode)
+
+
+def test_a_register_beside_one_that_is_written_keeps_its_own_value(monkeypatch):
+    """CS2R.32 writes one register; what the next one holds is another's, and may differ."""
+    entry, leaving = (scheduled(words) for words in raw("counters.bpf.o", monkeypatch)[:2])
+
+    def indexed(words, constant):
+        at = next(n for n, word in enumerate(words) if OPCODE.of(word) == CS2R)
+        beside = DESTINATION.of(words[at]) + 1
+        moved = by_opcode(words, MOV_IMMEDIATE)
+        index = SOURCE_B_IMMEDIATE.set(DESTINATION.set(moved, beside), constant)
+        later = [
+            SOURCE_A.set(word, beside) if OPCODE.of(word) == IMAD else word for word in words[at:]
+        ]
+        return [*words[:at], index, *later]
+
+    def shared(one, other):
+        return sass_kept._shared(indexed(entry, one), indexed(leaving, other), 20)
+
+    assert shared(1, 2) is None
+
+
+def test_what_a_neighbour_may_write_is_not_taken_for_written(monkeypatch):
+    """UMOV writes one uniform register: the count in the next one is still needed."""
+    leaving = raw("counters.bpf.o", monkeypatch)[1]
+    vote, count = by_opcode(leaving, VOTEU), by_opcode(leaving, UPOPC)
+    taken = by_opcode(leaving, IMAD_UNIFORM)
+    counted = SOURCE_B.set(DESTINATION.set(count, 5), 5)
+    words = [
+        leaving[0],
+        DESTINATION.set(vote, 5),
+        counted,
+        DESTINATION.set(next(line.word for line in instructions("90") if line.name == "UMOV"), 4),
+        SOURCE_B.set(DESTINATION.set(taken, 4), 4),
+        SOURCE_B.set(DESTINATION.set(taken, 5), 5),
+        SOURCE_A.set(next(word for word in leaving if BASE.of(word) == RED), 20),
+        leaving[-1],
+    ]
+    words[6] = SOURCE_B.set(words[6], 4)
+    assert counted in sass_kept._needed(words)
+
+
+def test_an_exit_probe_that_cannot_be_put_in_order_computes_its_own_address(monkeypatch):
+    """Its stalls are for all instructions that it had."""
+    entry, leaving = raw("counters.bpf.o", monkeypatch)[:2]
+    at = next(n for n, word in enumerate(leaving) if BASE.of(word) == RED)
+    value = SOURCE_B.of(leaving[at])
+    again = DESTINATION.set(by_opcode(leaving, MOV_IMMEDIATE), value)  # read late, written again
+    words = (*leaving[: at + 1], again, *leaving[at:])
+    assert scheduled(words) == words
+    assert sass_kept._shared(entry, words, 20) is not None
+    assert sass_kept._kept(scheduled(entry), words, 20) is None
