@@ -31,6 +31,7 @@ from egpu.image.ptx.syntax import Module
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Kept = TypeVar("_Kept")
+_Place = tuple[str, tuple[int, ...], int]  # digest, offsets of what was read, a member's offset
 # What is kept: PyTorch's first step takes kernels of forty images in turn.
 _IMAGES, _MODULES, _CUBINS = 256, 16, 64
 _STORED, _UNPACKED = 64 << 20, 256 << 20  # bytes of images and of cubins
@@ -49,8 +50,8 @@ class OpenedImages:
         self._images: _Shelf[tuple[int, int, int, str, int], Image] = _Shelf(
             _IMAGES, _STORED, lambda image: sum(len(each.data) for each in image.members)
         )
-        self._modules: _Shelf[tuple[str, int], Module] = _Shelf(_MODULES)
-        self._cubins: _Shelf[tuple[str, int], Contents] = _Shelf(
+        self._modules: _Shelf[_Place, Module] = _Shelf(_MODULES)
+        self._cubins: _Shelf[_Place, Contents] = _Shelf(
             _CUBINS, _UNPACKED, lambda contents: len(contents.parts.cubin.data)
         )
 
@@ -81,17 +82,23 @@ class OpenedImages:
     def ptx(self, image: Image, seen: KernelSeen) -> Module:
         """The PTX for the device, parsed; UnsupportedError when there is none."""
         member = choose_ptx(image, seen.device.arch, kernel=seen.kernel)
-        key = (image.digest, member.offset)
+        key = _place(image, member)
         return self._modules.get(key, self._timed(lambda: parse(ptx_text(member))))
 
     def machine_code(self, image: Image, seen: KernelSeen) -> Contents:
         """The cubin that the device runs for the kernel; UnsupportedError when there is none."""
         for member in fitting_cubins(image, seen.device.arch):
-            key = (image.digest, member.offset)
+            key = _place(image, member)
             contents = self._cubins.get(key, self._timed(partial(_contents, member)))
             if seen.kernel in contents.kernels:
                 return contents
         raise no_cubin(image, seen.device.arch, seen.kernel)
+
+
+def _place(image: Image, member: Member) -> _Place:
+    """What no two different members have in common.  Images that differ in what the device cannot
+    use have one digest, and other members at the same offset."""
+    return image.digest, tuple(each.offset for each in image.members if each.data), member.offset
 
 
 def _contents(member: Member) -> Contents:

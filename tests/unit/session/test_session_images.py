@@ -1,5 +1,6 @@
 """Images are read once in a process's life, and never taken for another process's."""
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,3 +122,26 @@ def test_an_image_without_the_kernel():
     wanted = seen(source, kernel="nothing")
     with pytest.raises(UnsupportedError, match="splicing nothing"):
         opened.machine_code(opened.image(wanted), wanted)
+
+
+def fatbin(arch, content):
+    payload = content + bytes(-len(content) % 8)
+    entry = struct.pack("<HHIQIIIIQQQQ", 1, 0x101, 64, len(payload), 0, 0, 0, arch, 0, 0x11, 0, 0)
+    body = entry + payload
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def test_members_that_lie_where_another_images_lie_are_not_taken_for_them():
+    """One digest: the second image begins with what the device cannot use, and is as long."""
+    text = ".version 7.0\n.target sm_{0}\n.address_size 64\n.visible .entry k{0}() {{ ret; }}\n"
+    old, new, later = (fatbin(arch, text.format(arch).encode()) for arch in (70, 80, 99))
+    one, two = Source("sm_90.cubin"), Source("sm_90.cubin")
+    one.data, two.data = old + new, later + old + new
+    opened = OpenedImages()
+    for module, source in enumerate((one, two)):
+        image = opened.image(seen(source, module=module))
+        found = {
+            opened.ptx(image, seen(source, module=module, kernel=name)).functions[0].name
+            for name in ("k70", "k80")
+        }
+        assert found == {"k70", "k80"}, module
