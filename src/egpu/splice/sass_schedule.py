@@ -167,7 +167,7 @@ def _earliest(steps: Sequence[_Step], at: int, begun: dict[int, int]) -> int:
         other = steps[before].operands
         if other.tracked:
             continue
-        results = other.writes & own.reads
+        results = other.writes & (own.reads | own.writes)  # what lands late stays, too
         latency = max((_LATENCY[kind] for kind, _ in results), default=1)
         if results and OPCODE.of(steps[before].word) == CS2R:
             latency = _LATENCY_OF_SPECIAL

@@ -15,6 +15,7 @@ from egpu.session.additive import additive_maps
 from egpu.splice.sass import splice_sass
 from egpu.splice.sass_encoding import (
     BASE,
+    CS2R,
     DESTINATION,
     EXIT,
     GUARD,
@@ -207,3 +208,17 @@ def test_lanes_that_would_end_go_along_at_an_exit():
     load = next(line.word for line in instructions("90") if line.name.startswith("LDG"))
     for words in ([some, load, end], [some, end, end], [some, end, instruction(NOP)]):
         assert straightened(words, 90) == tuple(words)
+
+
+def test_what_lands_late_does_not_land_over_what_came_after(monkeypatch):
+    """A reading of the clock that nothing reads, and a constant in the same register."""
+    words = raw("counters.bpf.o", monkeypatch)[1]
+    at = next(n for n, word in enumerate(words) if BASE.of(word) == RED)
+    clock = next(word for word in words if OPCODE.of(word) == CS2R)
+    constant = next(word for word in words if OPCODE.of(word) == 0x224)
+    late = DESTINATION.set(clock, DESTINATION.of(constant))
+    after = scheduled([*words[:at], late, constant, *words[at:]])
+    begun = list(itertools.accumulate((STALL.of(word) for word in after), initial=0))
+    clocks = [n for n, word in enumerate(after) if OPCODE.of(word) == CS2R]
+    constants = [n for n, word in enumerate(after) if OPCODE.of(word) == 0x224]
+    assert begun[constants[-1]] - begun[clocks[-1]] >= 9
