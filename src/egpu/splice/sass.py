@@ -105,7 +105,8 @@ def splice_sass(
     around = code_around(parts, target, code) if leaving else NOTHING
     most, called = lowest_register_limit(code), called_registers(parts)
     blocks = assembled(target, setting, most, around, rules)
-    if most is None and arch >= SCHEDULED_ARCH:
+    if most is None and arch >= SCHEDULED_ARCH and target.attribute("EXTERNS") is None:
+        # Which registers the driver's own functions (vprintf) take is not in the cubin.
         blocks = with_kept_address(blocks, probes, target, called, rules)
     work = Splice(target, code, arch, blocks, Care(around, called, rules))
     text = work.text()

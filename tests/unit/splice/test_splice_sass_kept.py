@@ -2,11 +2,12 @@
 
 import re
 
-from sass_corpus import disassembled, needs_tools
+from sass_corpus import assemble, disassembled, needs_tools
 from test_splice_sass_encoding import instructions
 from test_splice_sass_schedule import RED, codes_of, meaning, raw, spliced
 
 from egpu.splice import sass_kept
+from egpu.splice.sass import splice_sass
 from egpu.splice.sass_encoding import (
     BASE,
     CS2R,
@@ -149,3 +150,42 @@ def test_an_exit_probe_that_cannot_be_put_in_order_computes_its_own_address(monk
     assert scheduled(words) == words
     assert sass_kept._shared(entry, words, 20) is not None
     assert sass_kept._kept(scheduled(entry), words, 20) is None
+
+
+PRINTING = """
+.version 8.0
+.target sm_90
+.address_size 64
+.extern .func (.param .b32 printed) vprintf (.param .b64 format, .param .b64 values);
+.global .align 1 .b8 text[4] = {37, 100, 10, 0};
+.visible .entry printing(.param .u64 to)
+{
+.reg .b64 %q<5>;
+.reg .b32 %r<2>;
+ld.param.u64 %q1, [to];
+mov.u64 %q2, text;
+cvta.global.u64 %q3, %q2;
+mov.u64 %q4, 0;
+{
+.param .b64 format;
+.param .b64 values;
+.param .b32 printed;
+st.param.b64 [format], %q3;
+st.param.b64 [values], %q4;
+call.uni (printed), vprintf, (format, values);
+ld.param.b32 %r1, [printed];
+}
+st.global.u32 [%q1], %r1;
+ret;
+}
+"""
+
+
+def test_nothing_is_kept_across_functions_that_the_cubin_does_not_have():
+    """How many registers those of the driver take is not known."""
+    codes, layout = codes_of("counters.bpf.o")
+    made = splice_sass(assemble(PRINTING, "sm_90"), "printing", codes, layout, assemble)
+    lines = disassembled(made.image)["printing"]
+    assert [line for line in lines if line.name.startswith("CALL.ABS")]
+    assert len([line for line in lines if "VIRTUALSMID" in line.text]) == 2
+    assert made.registers == made.was_registers
