@@ -11,6 +11,7 @@ extern const char __ehdr_start[] __attribute__((visibility("hidden")));
 extern const char _end[] __attribute__((visibility("hidden")));
 
 static _Atomic uint64_t seen[EGPU_STACKS_LIMIT]; /* hashes; a stack's number is its place */
+static _Atomic bool told[EGPU_STACKS_LIMIT]; /* the session has it */
 static _Atomic bool said;
 
 static bool ours(const void *address)
@@ -36,19 +37,23 @@ static void send(uint32_t number, const uint64_t *frames, int count)
     egpu_wire_send(EGPU_STACK, 0, &message, sizeof message, &text, &size, 1, -1);
 }
 
-/* The number of this thread's stack plus 1; 0 if there is none. */
+/* The number of this thread's stack plus 1; 0 if there is none.  Whoever finds a stack that another
+ * thread is about to send sends it too: what names it must not come before it. */
 static uint32_t number_of(const uint64_t *frames, int count)
 {
     uint64_t hash = hash_of(frames, count);
     for (uint32_t try = 0; try < TRIES; try++) {
         uint32_t place = (uint32_t)(hash + try) % EGPU_STACKS_LIMIT;
         uint64_t found = atomic_load_explicit(&seen[place], memory_order_acquire);
-        if (found == 0 && atomic_compare_exchange_strong(&seen[place], &found, hash)) {
+        if (found == 0 && atomic_compare_exchange_strong(&seen[place], &found, hash))
+            found = hash;
+        if (found != hash)
+            continue;
+        if (!atomic_load_explicit(&told[place], memory_order_acquire)) {
             send(egpu.stack_base + place, frames, count);
-            return egpu.stack_base + place + 1;
+            atomic_store_explicit(&told[place], true, memory_order_release);
         }
-        if (found == hash)
-            return egpu.stack_base + place + 1;
+        return egpu.stack_base + place + 1;
     }
     if (!atomic_exchange(&said, true))
         egpu_say("over %u different stacks: further ones are not kept", EGPU_STACKS_LIMIT);

@@ -29,7 +29,7 @@ def build(kind):
     ninja = ["-G", "Ninja"] if shutil.which("ninja") else []
     source = str(ROOT / "native")
     targets = ["egpu_agent", "egpu_mock_cuda", "agent_workload", "agent_linked", "agent_bench"]
-    targets.append("agent_unit_image")
+    targets += ["agent_unit_image", "agent_unit_stacks"]
     for command in (
         ["cmake", "-S", source, "-B", str(folder), *ninja, *options],
         ["cmake", "--build", str(folder), "--target", *targets],
