@@ -113,6 +113,9 @@ def test_without_a_gpu_the_simulated_device_runs_them():
         (("--grid", "1,x"), 2, "--grid is X, X,Y or X,Y,Z, not 1,x"),
         (("--block", "1,1,1,1"), 2, "--block is X, X,Y or X,Y,Z, not 1,1,1,1"),
         (("--block", "2048"), 1, "a block of 2048 threads, limit 1024"),
+        (("--grid", str(2**32 + 1)), 1, "a grid of 4294967297,1,1, limit 2147483647,65535,65535"),
+        (("--grid", "1,65536"), 1, "a grid of 1,65536,1, limit"),
+        (("--grid", "9" * 30, "--executor", "interp"), 1, "a grid of 9999"),
         (("--set", "nothing", 0, 1), 1, "no map nothing"),
     ],
 )

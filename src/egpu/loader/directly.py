@@ -12,6 +12,7 @@ from egpu.errors import InputError
 
 _KERNEL = "egpu_directly_run"
 _MOST_THREADS = 1024  # of a block, on every device
+_MOST_BLOCKS = (2**31 - 1, 65_535, 65_535)  # of a grid, on every device
 _WORD = 8
 
 
@@ -37,6 +38,8 @@ class Shape:
         count, gx, gy, gz, bx, by, bz = numbers
         if bx * by * bz > _MOST_THREADS:
             raise InputError(f"a block of {bx * by * bz} threads, limit {_MOST_THREADS}")
+        if any(size > most for size, most in zip((gx, gy, gz), _MOST_BLOCKS, strict=True)):
+            raise InputError(f"a grid of {gx},{gy},{gz}, limit 2147483647,65535,65535")
         return cls(count, (gx, gy, gz), (bx, by, bz))
 
 
