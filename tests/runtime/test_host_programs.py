@@ -1,6 +1,7 @@
 """Programs of uprobe sections at launch calls: what they set is what the launch sees."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from test_late_attach import idle
 from test_runtime_cli import pytestmark as built
 
 import egpu
+from egpu.cli.machine import demo_folder
 from egpu.errors import InputError, MapError, UnsupportedError
 from egpu.tools.build import compiler
 
@@ -413,3 +415,30 @@ def test_an_idle_workload_has_no_programs_at_calls(tmp_path, compiled):
         stepper.do("first 1 1")
         with pytest.raises(UnsupportedError, match="which was started without"):
             egpu.attach(workload, programs=str(compiled(NUMBERED)))
+
+
+def test_the_report_has_what_they_set_though_no_kernel_was_probed(tmp_path, compiled):
+    path = compiled("""
+MAP(launch, ARRAY, 2); MAP(sizes, HASH, 2);
+SEC("uprobe/" CALL) int before(void *ctx) {
+  __u64 *n = at(&launch, 0), value = 7;
+  __u32 key = 5;
+  if (n) *n += 1;
+  bpf_map_update_elem(&sizes, &key, &value, BPF_ANY);
+  return 0;
+}
+""")
+    demo = [sys.executable, "-m", "egpu", "run", "--sim", "--json", str(path), "-o"]
+    demo += [
+        str(tmp_path / "report"),
+        "--",
+        str(demo_folder() / "demo"),
+        "--launches",
+        "2",
+        "--size",
+        "64",
+    ]
+    subprocess.run(demo, check=True, capture_output=True)
+    maps = json.loads((tmp_path / "report").read_text().splitlines()[-1])["maps"]
+    assert maps["launch"] == [{"key": 0, "value": 10}]
+    assert maps["sizes"] == [{"key": 5, "value": 7}]

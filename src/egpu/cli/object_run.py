@@ -212,8 +212,9 @@ def _entries(view: MapView) -> list[tuple[int, dict[str, object]]]:
     from egpu.errors import InputError  # noqa: PLC0415
 
     found: list[tuple[int, dict[str, object]]] = []
-    for number, copy in enumerate(view.copies()):
-        context = {"context": number} if len(view.copies()) > 1 else {}
+    copies = view.copies() or (view,)  # before a launch, what programs of the host have set
+    for number, copy in enumerate(copies):
+        context = {"context": number} if len(copies) > 1 else {}
         keys = copy.nonzero_keys()
         try:
             values = copy.lookup_batch(keys).items()
@@ -255,8 +256,9 @@ def _hash_report(name: str, view: HashView) -> tuple[list[Part], list[dict[str, 
     """Every entry, smallest key first, and how many insertions a full map refused."""
     found: list[tuple[str, dict[str, object]]] = []
     data: list[dict[str, object]] = []
-    for number, copy in enumerate(view.copies()):
-        context: dict[str, object] = {"context": number} if len(view.copies()) > 1 else {}
+    copies = view.copies() or (view,)
+    for number, copy in enumerate(copies):
+        context: dict[str, object] = {"context": number} if len(copies) > 1 else {}
         summed = not traits(view.spec.type).per_sm or summable(view.spec)
         entries: dict[Any, object] = copy.to_dict() if summed else dict(copy.parts())
         for key, value in sorted(entries.items(), key=lambda item: (str(type(item[0])), item[0])):

@@ -157,7 +157,10 @@ class MapView(Changes, Mapping[int, object]):
         """The keys whose values are not all zeros in some copy, in their order; much sooner found
         than by decoding every value."""
         spec, found = self._spec, np.zeros(self._spec.max_entries, np.bool_)
-        for data, copy in self._read():
+        read = self._read()
+        if not read and self._host is not None:
+            return self._initial_keys(self._host)
+        for data, copy in read:
             place = copy.place
             each = place.stride if self._per_sm else len(found) * place.entry_stride
             copies = copy.sm_slots * place.spread if self._per_sm else 1
@@ -264,6 +267,17 @@ class MapView(Changes, Mapping[int, object]):
         whole, size = self._spec.initial or b"", self._spec.value_size
         start = key * round_up(size, 8)
         return whole[start : start + size].ljust(size, b"\0")
+
+    def _initial_keys(self, host: MapHost) -> list[int]:
+        """The keys whose values are not all zeros before any workload has the map."""
+        spec, stride = self._spec, round_up(self._spec.value_size, 8)
+        size, whole = spec.max_entries * stride, spec.initial or b""
+        rows = np.frombuffer(whole[:size].ljust(size, b"\0"), np.uint8).reshape(-1, stride)
+        found = np.zeros(spec.max_entries, np.bool_)
+        found |= rows[:, : spec.value_size].any(axis=1)
+        for key, values in host.initial().items():
+            found[int.from_bytes(key, "little")] = any(values[0])
+        return [int(key) for key in np.flatnonzero(found)]
 
     def _variable(self, name: str) -> object:
         variable = variable_of(self._spec, name)

@@ -1,6 +1,7 @@
 """Maps read from Python: values by BTF, sums over SMs, clear refusals."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 from ring_producer import Producer
@@ -153,6 +154,20 @@ def test_a_large_array_is_looked_at_without_decoding_it():
     view = view_of(spec(entries=1 << 22), {(0, (1 << 22) - 1): b"\7"})
     (copy,) = view.copies()
     assert copy.lookup_batch(copy.nonzero_keys()) == {(1 << 22) - 1: 7}
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_keys_that_hold_something_before_any_context(size):
+    """What the object begins with, and what was set since; a zero set over it holds nothing."""
+
+    class Host:
+        def initial(self):
+            return {key.to_bytes(4, "little"): (value,) for key, value in given.items()}
+
+    given = {1: bytes(size), 99: bytes(size - 1) + b"\1", 4: bytes(size)}
+    declared = replace(spec(size=size, entries=100), initial=bytes(8) + b"\1" + bytes(7) + b"\2")
+    assert MapView(declared, (), Host()).nonzero_keys() == [2, 99]
+    assert MapView(declared, ()).nonzero_keys() == []
 
 
 def test_several_contexts():
