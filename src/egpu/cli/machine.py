@@ -252,6 +252,10 @@ def _cache() -> Finding:
 
     folder = default_directory()
     at = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not at.is_dir():
+        return Finding(
+            "cache", State.MISSING, f"{at} is no folder: twins are built anew", "set EGPU_CACHE_DIR"
+        )
     if os.access(at, os.W_OK):
         return Finding("cache", State.OK, str(folder))
     return Finding(

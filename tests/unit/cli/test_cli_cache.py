@@ -5,6 +5,7 @@ import json
 import pytest
 
 from egpu.cli import main
+from egpu.cli.machine import State, _cache
 from egpu.session.cache import BuiltTwin, Origin, TwinCache
 
 TWIN = BuiltTwin(bytes(2000), 24, 3, (), "", (), 1, 2, ())
@@ -90,6 +91,16 @@ def test_what_is_no_folder_is_no_empty_cache(folder, capsys, monkeypatch, argume
     assert main(["cache", *arguments]) == 1
     assert capsys.readouterr().err == said.err
     assert folder.read_text() == "mine"
+
+
+def test_doctor_says_that_it_is_no_folder(folder, monkeypatch):
+    assert _cache().state is State.OK
+    folder.write_text("mine")
+    for place in (folder, folder / "twins"):
+        monkeypatch.setenv("EGPU_CACHE_DIR", str(place))
+        found = _cache()
+        assert found.state is State.MISSING
+        assert found.detail == f"{folder} is no folder: twins are built anew"
 
 
 def test_a_wrong_limit_is_named(folder, capsys, monkeypatch):
