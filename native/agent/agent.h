@@ -7,7 +7,9 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
+#include <time.h>
 
 #include "hooks.h"
 #include "layout.h"
@@ -25,6 +27,14 @@ enum phase {
 enum { MAX_GLOBALS = 4096, MAX_PARAMETERS = 512, MAX_PACKED = 32 * 1024, SHAPES = 16, NAME_LIMIT = 8192 };
 
 /* One loaded image. */
+/* Tells a file from what takes its place, and from itself with other contents. */
+struct file_mark {
+    dev_t device;
+    ino_t number;
+    off_t size;
+    struct timespec changed;
+};
+
 struct module {
     struct module *next;
     void *handle;      /* CUmodule or CUlibrary */
@@ -35,6 +45,7 @@ struct module {
     uint32_t source; /* enum egpu_image_source */
     uint64_t offset, size;
     char *path;
+    struct file_mark mark; /* of the file at path when the image was loaded */
 };
 
 enum handle_kind { HANDLE_FUNCTION, HANDLE_KERNEL, HANDLE_TWIN };
@@ -172,6 +183,7 @@ extern struct agent {
     uint32_t stack_base; /* numbers of this process's stacks begin here */
     uint32_t sample; /* one launch in so many of each kernel is probed */
     pid_t pid; /* that called cuInit; 0 before */
+    struct timespec loaded; /* when the agent came into the process, as files' times are */
     struct egpu_stats_header *stats;
     struct egpu_stats_slot *slots;
     uint64_t *launches; /* EGPU_LAUNCHES_KEPT of them; NULL if there is no room for them */
@@ -222,6 +234,8 @@ void egpu_table_init(void);
 /* image.c */
 uint64_t egpu_image_size(const void *image, const void **start);
 void egpu_image_reference(struct module *module, const void *image);
+struct file_mark egpu_file_mark(const struct stat *status);
+bool egpu_image_unchanged(const struct module *module);
 
 /* launch.c */
 bool egpu_unpacked(const struct twin *twin, void **extra, void **params);

@@ -105,8 +105,33 @@ static int look(struct dl_phdr_info *info, size_t size, void *data)
     return 0;
 }
 
-/* The path must still be the file whose bytes are mapped: compare them with memory. */
-static bool verify(const struct search *search)
+struct file_mark egpu_file_mark(const struct stat *status)
+{
+    return (struct file_mark){status->st_dev, status->st_ino, status->st_size, status->st_ctim};
+}
+
+/* Whether the file at the module's path is the one that was there when it was loaded: a program may
+ * be built anew while it runs, and a twin of another kernel would do what that one does. */
+bool egpu_image_unchanged(const struct module *module)
+{
+    struct stat status;
+    if (stat(module->path, &status) != 0)
+        return false;
+    const struct file_mark now = egpu_file_mark(&status), *then = &module->mark;
+    return now.device == then->device && now.number == then->number && now.size == then->size &&
+           now.changed.tv_sec == then->changed.tv_sec &&
+           now.changed.tv_nsec == then->changed.tv_nsec;
+}
+
+static bool earlier(const struct timespec *one, const struct timespec *other)
+{
+    return one->tv_sec < other->tv_sec ||
+           (one->tv_sec == other->tv_sec && one->tv_nsec < other->tv_nsec);
+}
+
+/* The path must still be the file whose bytes are mapped: compare the first of them with memory; the
+ * rest may differ in a file that came there since the process began. */
+static bool verify(const struct search *search, struct file_mark *mark)
 {
     char there[64];
     uint64_t part = search->size < sizeof there ? search->size : sizeof there;
@@ -116,7 +141,10 @@ static bool verify(const struct search *search)
                 (uint64_t)status.st_size >= search->offset + search->size &&
                 fseeko(file, (off_t)search->offset, SEEK_SET) == 0 &&
                 fread(there, 1, part, file) == part &&
-                memcmp(there, (const void *)search->start, part) == 0;
+                memcmp(there, (const void *)search->start, part) == 0 &&
+                earlier(&status.st_ctim, &egpu.loaded);
+    if (same)
+        *mark = egpu_file_mark(&status);
     if (file != NULL)
         fclose(file);
     return same;
@@ -157,7 +185,7 @@ void egpu_image_reference(struct module *module, const void *image)
     search->start = (uintptr_t)start;
     search->size = size;
     dl_iterate_phdr(look, search);
-    if (search->found && verify(search) && (module->path = strdup(search->path)) != NULL) {
+    if (search->found && verify(search, &module->mark) && (module->path = strdup(search->path)) != NULL) {
         module->source = EGPU_SOURCE_FILE;
         module->offset = search->offset;
         module->size = size;

@@ -56,6 +56,7 @@ static void loaded(void *handle, bool library, const void *image, const char *pa
         module->path = realpath(path, NULL);
         if (module->path != NULL && stat(module->path, &status) == 0) {
             module->source = EGPU_SOURCE_FILE;
+            module->mark = egpu_file_mark(&status);
             module->size = (uint64_t)status.st_size;
         }
     } else if (module != NULL && egpu_mine() && egpu_wire_descriptor() >= 0) {

@@ -131,6 +131,12 @@ static void in_child(void)
     atomic_store(&egpu.phase, PHASE_INERT);
 }
 
+/* Files that are changed from here on may not be what the process has mapped. */
+__attribute__((constructor)) static void note_time(void)
+{
+    clock_gettime(CLOCK_REALTIME_COARSE, &egpu.loaded);
+}
+
 /* --no-follow: only the started process is served. */
 static bool wanted(void)
 {

@@ -44,6 +44,7 @@ enum egpu_image_source {
     EGPU_SOURCE_NONE = 0,
     EGPU_SOURCE_SENT = 1,
     EGPU_SOURCE_FILE = 2,
+    EGPU_SOURCE_CHANGED = 3,
 };
 
 enum egpu_reason {

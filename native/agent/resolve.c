@@ -71,8 +71,11 @@ static bool ask(struct variant *v, uint32_t epoch)
         message.offset = module->offset;
         message.size = module->size;
         message.source = module->source;
-        if (module->source == EGPU_SOURCE_FILE)
+        if (module->source == EGPU_SOURCE_FILE) {
             texts[1] = module->path;
+            if (!egpu_image_unchanged(module))
+                message.source = EGPU_SOURCE_CHANGED;
+        }
     }
     size_t sizes[3] = {strlen(texts[0]), strlen(texts[1]), strlen(texts[2])};
     message.kernel_size = (uint32_t)sizes[0];

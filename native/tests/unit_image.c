@@ -8,6 +8,8 @@
 
 #include "../agent/agent.h"
 
+struct agent egpu;
+
 /* What image.c needs of the rest of the agent, for what is not tested here. */
 int egpu_memory_file(const char *name, uint64_t size)
 {

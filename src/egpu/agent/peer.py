@@ -177,6 +177,8 @@ class Peer:
         offset, path = packet.fields["offset"], packet.text("path")
         if packet.fields["source"] == ImageSource.FILE:
             return partial(_part, path, offset, size)
+        if packet.fields["source"] == ImageSource.CHANGED:
+            return partial(_changed, path)
         if packet.fields["source"] == ImageSource.NONE:
             return _never_seen
         with self._lock:
@@ -334,6 +336,10 @@ class Peer:
 
 def _never_seen() -> bytes:
     raise AgentError("the agent did not see the kernel's image being loaded")
+
+
+def _changed(path: str) -> bytes:
+    raise AgentError(f"{path} has been changed or removed since the kernel was loaded from it")
 
 
 def _part(path: str, offset: int, size: int) -> FilePart:

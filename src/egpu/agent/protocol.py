@@ -158,6 +158,7 @@ class ImageSource(enum.IntEnum):
     NONE = 0    # loaded before the agent, or by a call the agent does not know
     SENT = 1    # an earlier IMAGE message with the same image number
     FILE = 2    # path, offset, size
+    CHANGED = 3 # the file is not, or no longer, the one that was loaded
 
 
 class Reason(enum.IntEnum):
