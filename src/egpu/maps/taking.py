@@ -46,14 +46,15 @@ class Taken(ctypes.Structure):
 
 @functools.cache
 def native_reader() -> ctypes.CDLL | None:
-    """The library, None where it was not built or cannot be loaded: Python reads then."""
+    """The library; None where it was not built, cannot be loaded or is another: Python reads."""
     path = Path(__file__).resolve().parents[1] / "_native" / LIBRARY_NAME
     try:
         library = ctypes.CDLL(str(path))
-    except OSError:
+        take = library.egpu_rings_take
+    except (OSError, AttributeError):
         return None
-    library.egpu_rings_take.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p)
-    library.egpu_rings_take.restype = None
+    take.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p)
+    take.restype = None
     return library
 
 

@@ -347,3 +347,12 @@ def test_random_schedules_account_for_everything(seed, start):
         counts = rig.reader.counts
         assert counts.holes == sum(len(e[2]) for e in open_groups)
         assert counts.received + counts.discarded + counts.holes == counts.produced
+
+
+@pytest.mark.parametrize("name", ["libegpu_nothing.so", "libc.so.6"])
+def test_a_library_that_is_no_reader_is_not_used(monkeypatch, name):
+    """One that is not there, and one without the function: Python reads."""
+    path = name if name.startswith("libc.") else f"/nowhere/{name}"
+    load = taking.ctypes.CDLL
+    monkeypatch.setattr(taking.ctypes, "CDLL", lambda _: load(path))
+    assert taking.native_reader.__wrapped__() is None
