@@ -136,7 +136,8 @@ static struct present present(CUgraphNode node)
 }
 
 /* A node that runs another kernel from now on, or the same one probed or not, is as good as a new
- * one; other parameters change no count. */
+ * one; other parameters change no count.  Of two kernels that nobody knows it is not known whether
+ * they are one. */
 static CUresult changed(const struct node *n, const struct present *before, CUresult result)
 {
     if (result == CUDA_SUCCESS &&

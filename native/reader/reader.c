@@ -35,10 +35,12 @@ static struct group look(unsigned char *ring, uint64_t ring_size, uint64_t posit
     uint64_t commit = atomic_load_explicit((_Atomic uint64_t *)(void *)(words + 1),
                                            memory_order_acquire);
     struct group group = {.words = words};
-    if ((commit & ~EGPU_RING_DISCARD) != position + 1)
+    if (position % EGPU_RING_GROUP_HEADER != 0 || (commit & ~EGPU_RING_DISCARD) != position + 1)
         return group;
-    group.size = words[0] & UINT32_MAX;
-    group.count = words[0] >> 32;
+    /* Written with the commit word, by one store or before it: 0 until it is there. */
+    uint64_t shape = atomic_load_explicit((_Atomic uint64_t *)(void *)words, memory_order_relaxed);
+    group.size = shape & UINT32_MAX;
+    group.count = shape >> 32;
     if (group.count == EGPU_RING_PAD_COUNT) {
         group.step = room;
         return group;

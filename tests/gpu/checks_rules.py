@@ -27,6 +27,8 @@ _PLACES = {
 }
 _DEFAULT = ("kernelcount", "*")
 
+# Kernels and tools here keep nothing in local memory, rule or not (docs/machine-code.md).
+_WITHOUT_A_PLACE = frozenset({Rule.NO_STACK})
 # Without these something must be seen at once.  The damage of the others depends on when something
 # lands, and may need more launches than a check makes: docs/machine-code.md.
 CERTAIN = frozenset({Rule.OWN_UNIFORMS})
@@ -39,7 +41,7 @@ def rules(built: Built) -> str:
     for place in (_DEFAULT, ("kernellat", "one_by_one")):
         damage = _damage(None, place, _argv(built, None))
         require(not damage, f"{place}: with every rule: {damage}")  # else the rest says nothing
-    for rule in Rule:
+    for rule in set(Rule) - _WITHOUT_A_PLACE:
         place = _PLACES.get(rule, _DEFAULT)
         found[rule] = _damage(rule, place, _argv(built, rule))
     seen = "; ".join(f"{rule.name}: {text}" for rule, text in found.items() if text)

@@ -61,10 +61,8 @@ def read_fatbins(
         elif members_end := _fatbin_end(data, at, head):
             members.extend(_entries(data, at, members_end, wanted))
             at = members_end
-        elif not any(data[at : len(data)]):
-            break  # padding after the last one
         elif not any(head[:8]):
-            at += 8
+            at += 8  # padding
         else:
             raise _malformed(at, "neither a fatbin header nor padding")
     return tuple(members)

@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import pytest
 from sass_corpus import assemble, cubin, needs_tools
 from splice_probes import EVERYTHING, LAYOUT
 
@@ -24,8 +23,3 @@ def test_a_rule_is_taken_out_where_twins_are_made(monkeypatch):
     assert twins.splice_sass(*arguments).image != whole.image
     expected = splice_sass(*arguments, rules=EVERY_RULE - {Rule.LATE_READS})
     assert twins.splice_sass(*arguments).image == expected.image
-
-
-@pytest.mark.parametrize("rule", Rule)
-def test_every_rule_can_be_named(rule):
-    assert Rule[rule.name] is rule
