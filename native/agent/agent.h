@@ -142,6 +142,16 @@ struct command {
     } body;
 };
 
+enum drain_stage { DRAIN_IDLE, DRAIN_HEADS, DRAIN_RECORDS };
+
+/* How far rings in device memory are copied; the stream is empty whenever the stage changes. */
+struct draining {
+    CUstream stream; /* NULL: there are none, or they are not copied any more */
+    enum drain_stage stage;
+    uint64_t *drained, *copied; /* of each ring, as `positions` */
+    bool hurried;               /* the last turn found rings that fill up */
+};
+
 struct operation; /* a loaded kernel that does operations on a map */
 
 struct arena {
@@ -152,12 +162,13 @@ struct arena {
     bool primary;
     _Atomic int state;
     CUdeviceptr address, host_address;
-    uint64_t device_size, host_size;
+    uint64_t device_size, host_size, device_rings;
     unsigned char *host;
     CUstream stream;
     struct egpu_ring *rings;
     uint64_t *positions; /* last copied reader positions, all rings one after the other */
     uint32_t ring_count, sm_slots;
+    struct draining draining; /* of rings in device memory */
     uint64_t snapshot_offset, snapshot_due;
     bool copying;      /* a snapshot is on its way */
     bool requested;    /* by the session */
@@ -268,6 +279,12 @@ void egpu_snapshot_final(struct arena *arena);
 void egpu_enable_all(uint32_t enabled);
 void egpu_commands(struct arena *arena);
 void egpu_arena_close(struct arena *arena, bool context_alive);
+
+/* drain.c */
+uint64_t egpu_ring_zeros(const struct egpu_ring *map);
+const char *egpu_drain_begin(struct arena *arena);
+void egpu_drain_turn(struct arena *arena);
+void egpu_drain_all(struct arena *arena, uint64_t deadline);
 
 /* allocations.c */
 void egpu_allocations_begin(struct arena *arena);

@@ -140,6 +140,32 @@ void egpu_arena_answer(const unsigned char *packet, size_t size, int *files)
     egpu_wake();
 }
 
+static bool inside(uint64_t offset, uint64_t size, uint64_t whole)
+{
+    return offset % 8 == 0 && size <= whole && offset <= whole - size;
+}
+
+/* Whether a ring in device memory, if it is one, lies where it can. */
+static bool records_fit(const struct arena *arena, const struct egpu_ring *r)
+{
+    uint64_t records = r->count * r->ring_size, device = arena->device_size + arena->device_rings;
+    if (r->ring_size == 0)
+        return true;
+    return r->ring_size >= EGPU_RING_CONTROL_SIZE && r->ring_size <= 1 << 30 &&
+           (r->ring_size & (r->ring_size - 1)) == 0 &&
+           r->host_stride >= EGPU_READER_STRIDE && r->device_stride == EGPU_RING_CONTROL_SIZE &&
+           r->device_offset >= EGPU_RING_CONTROL_AT_TAIL &&
+           inside(r->host_data, records, arena->host_size) &&
+           inside(r->device_data, records, device) &&
+           inside(r->host_flags, records / EGPU_RING_GRANULE, arena->host_size) &&
+           inside(r->device_flags, records / EGPU_RING_GRANULE, device) &&
+           inside(r->host_controls,
+                  r->count * EGPU_RING_CONTROL_SIZE + egpu_ring_zeros(r), arena->host_size) &&
+           inside(r->host_offset, r->count * r->host_stride, arena->host_size) &&
+           inside(r->device_offset - EGPU_RING_CONTROL_AT_TAIL, r->count * r->device_stride,
+                  arena->device_size);
+}
+
 static bool ring_fits(const struct egpu_ring *r, uint64_t host, uint64_t device)
 {
     return r->count >= 1 && r->count <= 1 << 16 && r->host_stride >= 8 && r->device_stride >= 8 &&
@@ -160,7 +186,8 @@ static const char *take_rings(struct arena *arena, const char *text, uint32_t si
         return "out of memory";
     memcpy(arena->rings, text, size);
     for (uint32_t i = 0; i < arena->ring_count; i++) {
-        if (!ring_fits(&arena->rings[i], arena->host_size, arena->device_size))
+        if (!ring_fits(&arena->rings[i], arena->host_size, arena->device_size) ||
+            !records_fit(arena, &arena->rings[i]))
             return "a ring lies outside the arenas";
         total += arena->rings[i].count;
     }
@@ -279,13 +306,14 @@ static const char *allocate(struct arena *arena)
         return "the host arena cannot be pinned";
     if (CALL(cuMemHostGetDevicePointer_v2, &arena->host_address, arena->host, 0) != CUDA_SUCCESS)
         return "the host arena has no device address";
-    if (CALL(cuMemAlloc_v2, &arena->address, arena->device_size) != CUDA_SUCCESS) {
+    uint64_t size = arena->device_size + arena->device_rings;
+    if (CALL(cuMemAlloc_v2, &arena->address, size) != CUDA_SUCCESS) {
         arena->address = 0;
         return "out of device memory for the maps";
     }
-    if (CALL(cuMemsetD8Async, arena->address, 0, arena->device_size, arena->stream) != CUDA_SUCCESS)
+    if (CALL(cuMemsetD8Async, arena->address, 0, size, arena->stream) != CUDA_SUCCESS)
         return "the device arena cannot be cleared";
-    return NULL;
+    return arena->device_rings != 0 ? egpu_drain_begin(arena) : NULL;
 }
 
 static const char *set_up(struct arena *arena)
@@ -294,9 +322,10 @@ static const char *set_up(struct arena *arena)
     const char *rings, *failure;
     memcpy(&answer, (char *)arena->packet + sizeof(struct egpu_header), sizeof answer);
     if (!egpu_wire_texts(arena->packet, sizeof answer, &answer.rings_size, 1, &rings) ||
-        answer.device_size < EGPU_ARENA_HEADER_SIZE)
+        answer.device_size < EGPU_ARENA_HEADER_SIZE || answer.device_rings >= 1ull << 48)
         return "malformed answer about map memory";
     arena->device_size = answer.device_size;
+    arena->device_rings = answer.device_rings;
     arena->host_size = answer.host_size;
     arena->sm_slots = answer.sm_slots;
     arena->allocations = answer.allocations;

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define EGPU_WIRE_MAGIC 1431324485u
-#define EGPU_WIRE_VERSION 1u
+#define EGPU_WIRE_VERSION 2u
 #define EGPU_PACKET_LIMIT 65536u
 #define EGPU_FILES_LIMIT 2u
 #define EGPU_STATS_HEADER_SIZE 4096u
@@ -198,12 +198,13 @@ struct egpu_bye {
     uint32_t reserved;
 };
 
-/* answers OPEN_ARENA; file 0 is the host arena, file 1 the initial contents; rings holds rows of struct egpu_ring; allocations: the offset of that table, or 0; followed by rings */
+/* answers OPEN_ARENA; file 0 is the host arena, file 1 the initial contents; rings holds rows of struct egpu_ring; allocations: the offset of that table, or 0; device_rings: bytes of rings behind device_size; followed by rings */
 struct egpu_arena {
     uint64_t device_size;
     uint64_t host_size;
     uint64_t init_size;
     uint64_t allocations;
+    uint64_t device_rings;
     uint32_t arena;
     uint32_t sm_slots;
     uint32_t rings_size;
@@ -279,6 +280,12 @@ struct egpu_ring {
     uint64_t device_offset;
     uint64_t device_stride;
     uint64_t count;
+    uint64_t ring_size;
+    uint64_t host_data;
+    uint64_t device_data;
+    uint64_t host_flags;
+    uint64_t device_flags;
+    uint64_t host_controls;
 };
 
 /* a place in a twin's image that takes an address */

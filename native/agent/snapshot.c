@@ -6,7 +6,7 @@
 
 #include "agent.h"
 
-enum { TICK_NS = 1000000, IDLE_NS = 100000000, WATCH_NS = 5000000 };
+enum { DRAIN_NS = 50000, TICK_NS = 1000000, IDLE_NS = 100000000, WATCH_NS = 5000000 };
 
 static uint32_t answer_to; /* request of the session's SNAPSHOT, thread only */
 static bool answering;
@@ -42,13 +42,13 @@ static bool moved(struct arena *arena, const struct egpu_ring *ring, uint64_t *l
     return any;
 }
 
-/* One copy per ring map whose readers have moved. */
+/* One copy per ring map whose readers have moved; drain.c does it for those in device memory. */
 static bool copy_positions(struct arena *arena)
 {
     uint64_t *last = arena->positions;
     for (uint32_t i = 0; i < arena->ring_count; i++) {
         const struct egpu_ring *ring = &arena->rings[i];
-        bool wanted = moved(arena, ring, last);
+        bool wanted = ring->ring_size == 0 && moved(arena, ring, last);
         last += ring->count;
         if (!wanted)
             continue;
@@ -98,6 +98,11 @@ static bool tick(struct arena *arena, uint64_t now)
 {
     if (!copy_positions(arena))
         return false;
+    if (arena->draining.stream != NULL) {
+        if (!alive(arena))
+            return false;
+        egpu_drain_turn(arena);
+    }
     bool due = egpu.snapshot_ms != 0 && now >= arena->snapshot_due;
     if (!arena->copying && !arena->requested && !due)
         return true; /* nothing to do: no driver call */
@@ -138,7 +143,8 @@ uint64_t egpu_arena_tick(uint64_t now)
         ready++;
         waiting |= arena->copying || arena->requested;
         bool busy = arena->ring_count != 0 || arena->copying || arena->command.kind != 0;
-        uint64_t want = busy ? TICK_NS : WATCH_NS;
+        bool hurried = arena->draining.stage == DRAIN_RECORDS || arena->draining.hurried;
+        uint64_t want = hurried ? DRAIN_NS : busy ? TICK_NS : WATCH_NS;
         sleep = want < sleep ? want : sleep;
     }
     pthread_mutex_unlock(&egpu.arena_lock);
@@ -181,6 +187,8 @@ void egpu_snapshot_final(struct arena *arena)
 void egpu_snapshot_now(struct arena *arena, uint64_t deadline, bool final)
 {
     pthread_mutex_lock(&egpu.arena_lock);
+    if (atomic_load(&arena->state) == ARENA_READY && alive(arena) && arena->draining.stream != NULL)
+        egpu_drain_all(arena, deadline);
     if (atomic_load(&arena->state) == ARENA_READY && alive(arena) &&
         (!arena->copying || finish_copy(arena, deadline)) && begin(arena) &&
         finish_copy(arena, deadline)) {

@@ -108,6 +108,8 @@ static bool turn(void)
     uint64_t sleep = egpu_arena_tick(egpu_now());
     if (atomic_load(&finish_state) == FINISH_WANTED)
         return !finish();
+    if (sleep < 1000000)
+        nanosleep(&(struct timespec){0, (long)sleep}, NULL);
     int got = egpu_wire_receive(packet, &size, files, (int)(sleep / 1000000));
     while (got == 1) {
         dispatch(size, files);

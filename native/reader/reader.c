@@ -12,6 +12,7 @@ struct egpu_rings {
     uint64_t *positions;
     unsigned char *out;
     uint64_t ring_size, out_size;
+    uint64_t limited; /* not 0: no further than the readers' limits */
 };
 
 /* Records of one size that were next to each other. */
@@ -28,12 +29,16 @@ struct group {
 
 enum { WORD = 8, WORDS_BY_HAND = 16 };
 
+static _Atomic uint64_t *word(void *at)
+{
+    return at;
+}
+
 static struct group look(unsigned char *ring, uint64_t ring_size, uint64_t position)
 {
     uint64_t at = position & (ring_size - 1), room = ring_size - at;
     uint64_t *words = (uint64_t *)(void *)(ring + at);
-    uint64_t commit = atomic_load_explicit((_Atomic uint64_t *)(void *)(words + 1),
-                                           memory_order_acquire);
+    uint64_t commit = atomic_load_explicit(word(words + 1), memory_order_acquire);
     struct group group = {.words = words};
     if (position % EGPU_RING_GROUP_HEADER != 0 || (commit & ~EGPU_RING_DISCARD) != position + 1)
         return group;
@@ -93,10 +98,14 @@ static void take(const struct egpu_rings *rings, struct egpu_taken *taken, const
 static bool take_slot(const struct egpu_rings *rings, struct egpu_taken *taken)
 {
     unsigned char *ring = rings->data + taken->slot * rings->ring_size;
+    unsigned char *reader = rings->readers + taken->slot * EGPU_READER_STRIDE;
     uint64_t start = rings->positions[taken->slot], position = start;
-    struct group group;
+    uint64_t limit = UINT64_MAX;
+    struct group group = {0};
 
-    while ((group = look(ring, rings->ring_size, position)).step != 0) {
+    if (rings->limited)
+        limit = atomic_load_explicit(word(reader + EGPU_RING_READER_AT_LIMIT), memory_order_acquire);
+    while (position < limit && (group = look(ring, rings->ring_size, position)).step != 0) {
         if (group.given && !fits(rings, taken, &group))
             break;
         if (group.given) {
@@ -106,18 +115,19 @@ static bool take_slot(const struct egpu_rings *rings, struct egpu_taken *taken)
             memset(group.words, 0, group.step);
         }
         position += group.step;
+        group.step = 0;
     }
     if (position != start) { /* cleared room is free from here on */
         rings->positions[taken->slot] = position;
-        unsigned char *reader = rings->readers + taken->slot * EGPU_READER_STRIDE;
-        atomic_store_explicit((_Atomic uint64_t *)(void *)reader, position, memory_order_release);
+        atomic_store_explicit(word(reader + EGPU_RING_READER_AT_POSITION), position,
+                              memory_order_release);
     }
     return group.step != 0;
 }
 
 /* Takes records of the first slot from taken->slot to before `end` that has some; taken->slot is
  * `end` if none has.  taken->count is 0 before that if a group is larger than `out`. */
-__attribute__((visibility("default"))) void egpu_rings_take(const struct egpu_rings *rings,
+__attribute__((visibility("default"))) void egpu_rings_read(const struct egpu_rings *rings,
                                                             uint64_t end, struct egpu_taken *taken)
 {
     for (; taken->slot < end; taken->slot++) {

@@ -512,6 +512,8 @@ API CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstr
 API CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D_v2 *copy, CUstream stream)
 {
     (void)stream;
+    if (failing("cuMemcpy2DAsync_v2"))
+        return 700;
     for (size_t i = 0; i < copy->Height; i++)
         memcpy((char *)(uintptr_t)copy->dstDevice + i * copy->dstPitch,
                (const char *)copy->srcHost + i * copy->srcPitch, copy->WidthInBytes);

@@ -5,6 +5,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from egpu.agent import ArenaSetup, Refused, Server, Twin, Unmatched, launch
@@ -29,7 +30,7 @@ def build(kind):
     ninja = ["-G", "Ninja"] if shutil.which("ninja") else []
     source = str(ROOT / "native")
     targets = ["egpu_agent", "egpu_mock_cuda", "agent_workload", "agent_linked", "agent_bench"]
-    targets += ["agent_unit_image", "agent_unit_stacks"]
+    targets += ["agent_unit_image", "agent_unit_stacks", "agent_unit_drain"]
     for command in (
         ["cmake", "-S", source, "-B", str(folder), *ninja, *options],
         ["cmake", "--build", str(folder), "--target", *targets],
@@ -53,6 +54,7 @@ class Broker:
         self.ended = []
         self.hosts = []
         self.links = []
+        self.device_rings = 0
 
     def process_started(self, pid, command):
         self.started.append((pid, command))
@@ -84,6 +86,7 @@ class Broker:
             sm_slots=SLOTS,
             chunks=self.chunks,
             rings=self.rings,
+            device_rings=self.device_rings,
         )
 
     def resolve(self, seen):
@@ -200,6 +203,13 @@ class Bench:
 
 def ring_table():
     return (RingTable(control=1024, readers=READERS, slots=SLOTS),)
+
+
+def device_ring_table():
+    """Rings of 256 bytes in device memory."""
+    places = {"host_data": 5120, "device_data": 2048, "host_flags": 6144, "device_flags": 3072}
+    (row,) = ring_table()
+    return (replace(row, ring_size=256, host_controls=6400, **places),)
 
 
 def pack(*words):

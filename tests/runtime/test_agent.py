@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import agent_harness as harness
 import pytest
@@ -526,6 +527,67 @@ def test_ring_positions_and_initial_contents(bench, request):
     assert int.from_bytes(device[24:28], "little") == result.pid
 
 
+def device_rings(request):
+    """Two published records in the ring of slot 1, and one that is not."""
+    groups = [harness.pack(8 | 1 << 32, at + 1, at, 0) for at in (0, 32, 64)]
+    chunks = [(1024 + 128, harness.pack(96)), (2048 + 256, b"".join(groups))]
+    chunks += [(3072 + 16 + at // 16, b"\1") for at in (0, 32)]
+    broker = broker_of(request, rings=harness.device_ring_table(), chunks=chunks)
+    broker.device_rings = 17 * 64
+    return broker, b"".join(groups)
+
+
+def test_records_in_device_memory(bench, request):
+    broker, groups = device_rings(request)
+    reader = harness.READERS + 64
+    with bench.server(broker, snapshot_period_s=0) as server:
+        process = bench.start(server.socket_path, "slow", 100)
+        wait_for(lambda: broker.hosts and broker.word(0, reader + 8) == 64)
+        file = broker.hosts[0][2]
+        assert os.pread(file, 96, 5120 + 256) == groups
+        wait_for(lambda: broker.word(0, reader + 16) == 96)
+        os.pwrite(file, harness.pack(32), reader)
+        wait_for(lambda: server.snapshot() and broker.word(0, harness.SNAPSHOT + 1024 + 128 + 8))
+        device = os.pread(file, harness.DEVICE_SIZE, harness.SNAPSHOT)
+        result = bench.finish(process)
+    assert (result.returncode, result.complaints) == (0, [])
+    assert device[1024 + 128 + 8 :][:8] == harness.pack(32)
+    assert device[3072 : 3072 + 64] == bytes(64)  # the flags
+    assert [broker.word(0, harness.READERS + 64 * slot + 8) for slot in (0, 2, 3)] == [0, 0, 0]
+
+
+def test_records_whose_copies_fail(bench, request):
+    """The workload goes on, and so do its probes."""
+    broker, _ = device_rings(request)
+    with bench.server(broker, snapshot_period_s=0) as server:
+        process = bench.start(server.socket_path, "slow", 100, MOCK_FAIL="cuMemcpy2DAsync_v2")
+        wait_for(lambda: broker.hosts and broker.word(0, harness.READERS + 64 + 8) == 64)
+        os.pwrite(broker.hosts[0][2], harness.pack(32), harness.READERS + 64)
+        result = bench.finish(process)
+        row = only(server)
+    assert result.returncode == 0
+    (complaint,) = result.complaints
+    assert "records can no longer be copied; those that find no room are dropped" in complaint
+    assert row.probed == row.seen == 100
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ring_size": 255},
+        {"host_data": 1 << 40},
+        {"device_flags": harness.DEVICE_SIZE + 17 * 64},
+        {"host_controls": harness.HOST_SIZE - 512},
+    ],
+)
+def test_rings_that_lie_outside_of_memory(bench, request, wrong):
+    broker, _ = device_rings(request)
+    broker.rings = (replace(broker.rings[0], **wrong),)
+    with bench.server(broker) as server:
+        result = bench.run(server, "plain")
+    check_unprobed(result, "a ring lies outside the arenas")
+
+
 def test_fork_and_vfork(bench, broker):
     with bench.server(broker) as server:
         result = bench.run(server, "forked", 4)
@@ -674,8 +736,8 @@ def test_other_protocol_version(bench, broker, monkeypatch):
     with bench.server(broker) as server:
         process = bench.start(server.socket_path, "plain")
         result = bench.finish(process)
-        assert "speaks protocol 1" in server.problems[0]
-    check_unprobed(result, "the session speaks protocol 99, this agent 1")
+        assert "speaks protocol 2" in server.problems[0]
+    check_unprobed(result, "the session speaks protocol 99, this agent 2")
 
 
 def test_other_layout_version(bench, broker, monkeypatch):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from egpu.agent.protocol import FILES_LIMIT, PACKET_LIMIT
 from egpu.errors import AgentError
-from egpu.maps.layout import READER_STRIDE, RING_CONTROL, RING_CONTROL_SIZE, RingTable
+from egpu.maps.layout import READER_STRIDE, RING_CONTROL, RING_CONTROL_SIZE
+from egpu.maps.ring_table import RingTable
 
 _INT = array.array("i").itemsize
 
@@ -121,6 +122,19 @@ def ring_rows(rings: Sequence[RingTable]) -> bytes:
     """The ring table as the agent reads it: rows of ``protocol.RING``."""
     tail = RING_CONTROL["tail"][0]
     return b"".join(
-        struct.pack("<5Q", r.readers, READER_STRIDE, r.control + tail, RING_CONTROL_SIZE, r.slots)
+        struct.pack(
+            "<11Q",
+            r.readers,
+            READER_STRIDE,
+            r.control + tail,
+            RING_CONTROL_SIZE,
+            r.slots,
+            r.ring_size,
+            r.host_data,
+            r.device_data,
+            r.host_flags,
+            r.device_flags,
+            r.host_controls,
+        )
         for r in rings
     )

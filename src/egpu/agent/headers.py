@@ -98,6 +98,8 @@ def layout_header() -> str:
         "RING_GROUP_HEADER",
         "RING_PAD_COUNT",
         "RING_DISCARD",
+        "RING_GRANULE",
+        "RING_ZEROS",
         "READER_STRIDE",
     ):
         lines.append(f"#define EGPU_{name} {getattr(layout, name)}u")
@@ -105,7 +107,7 @@ def layout_header() -> str:
         lines.append(f"#define EGPU_{name} {getattr(own_maps, name)}u")
     lines.append(f"#define EGPU_ARENA_MAGIC 0x{layout.ARENA_MAGIC:016x}u")
     lines.append(f"#define EGPU_HOST_MAGIC 0x{layout.HOST_MAGIC:016x}u")
-    for table in ("LAUNCH_BLOCK", "ARENA_HEADER", "RING_CONTROL", "HOST_CONTROL"):
+    for table in ("LAUNCH_BLOCK", "ARENA_HEADER", "RING_CONTROL", "RING_READER", "HOST_CONTROL"):
         lines.append("")
         for field, (offset, size) in getattr(layout, table).items():
             lines.append(f"#define EGPU_{table}_AT_{field.upper()} {offset}u /* {size} bytes */")

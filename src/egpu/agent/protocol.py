@@ -19,7 +19,7 @@ from typing import Final
 from egpu.errors import AgentError
 
 WIRE_MAGIC: Final = 0x55504745  # "EGPU"
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 PACKET_LIMIT: Final = 64 * 1024  # bytes; below every default socket buffer
 FILES_LIMIT: Final = 2  # descriptors in one packet
 
@@ -112,9 +112,9 @@ MESSAGES: Final = (
     Message(Kind.BYE, "the session will not serve this process", (), ("reason",)),
     Message(Kind.ARENA, "answers OPEN_ARENA; file 0 is the host arena, file 1 the initial "
             "contents; rings holds rows of struct egpu_ring; allocations: the offset of that "
-            "table, or 0",
+            "table, or 0; device_rings: bytes of rings behind device_size",
             (("device_size", "u64"), ("host_size", "u64"), ("init_size", "u64"),
-             ("allocations", "u64"),
+             ("allocations", "u64"), ("device_rings", "u64"),
              ("arena", "u32"), ("sm_slots", "u32")), ("rings",), files=2),
     Message(Kind.ARENA_REFUSED, "answers OPEN_ARENA", (("arena", "u32"),), ("reason",)),
     Message(Kind.TWIN, "answers RESOLVE; file 0 is the image (PTX ends with a NUL); globals are "
@@ -144,6 +144,9 @@ MESSAGES: Final = (
 RING: Final = (   # a row of ARENA.rings: reader positions of one ring map
     ("host_offset", "u64"), ("host_stride", "u64"),
     ("device_offset", "u64"), ("device_stride", "u64"), ("count", "u64"),
+    # of rings in device memory, else 0: bytes of a ring, and where everything lies
+    ("ring_size", "u64"), ("host_data", "u64"), ("device_data", "u64"),
+    ("host_flags", "u64"), ("device_flags", "u64"), ("host_controls", "u64"),
 )
 PATCH: Final = (("offset", "u64"), ("addend", "u64"))  # in a TWIN's image: an address goes there
 INIT_CHUNK: Final = (("offset", "u64"), ("size", "u64"))  # then size bytes, padded to 8

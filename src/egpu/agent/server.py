@@ -389,6 +389,7 @@ class Server:
                 arena=number,
                 sm_slots=setup.sm_slots,
                 allocations=setup.allocations,
+                device_rings=setup.device_rings,
             )
             with channel.file_of("egpu-maps", init) as file:
                 peer.send(message, (setup.host_fd, file))

@@ -93,7 +93,7 @@ class ArenaSetup:
     duplicate, the broker keeps its own.  ``chunks``: initial contents of the device arena as
     (offset, bytes); everything else is zero and the header is the agent's.
     ``allocations``: offset of the table of allocations (egpu.bpf.own_maps) in the device arena, 0
-    for none.
+    for none.  ``device_rings``: bytes of rings in device memory behind ``device_size``.
     """
 
     device_size: int
@@ -103,6 +103,7 @@ class ArenaSetup:
     chunks: Sequence[tuple[int, bytes]] = ()
     rings: Sequence[RingTable] = ()
     allocations: int = 0
+    device_rings: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,14 @@ from egpu.maps.hash_view import HashView
 from egpu.maps.layout import (
     ArenaLayout,
     MapPlace,
-    RingTable,
     initial_chunks,
     plan,
-    ring_table,
 )
 from egpu.maps.memory import HostArena, RingControl, Snapshot, ring_controls
 from egpu.maps.outer_view import OuterView
 from egpu.maps.pushed_view import BloomView, QueueView
 from egpu.maps.pushes import Pushes, PushHost
+from egpu.maps.ring_table import RingTable, ring_table
 from egpu.maps.ringbuf import Batch, RingCounts, RingReader
 from egpu.maps.thread_view import ThreadView
 from egpu.maps.view import MapCopy, MapView, summable

@@ -28,12 +28,18 @@ Device arena (one per process and device)::
     ARRAY_OF_MAPS, HASH_OF_MAPS  for each key the offset of a map in the arena, 0 if it has none
     BLOOM_FILTER  128 unused bytes, then ``bloom_bits`` bits
 
+Behind ``device_size``, and in no snapshot, lie the rings that are written to device memory
+(``MapSpec.on_device``): the records of all of them as in the host arena, then their flags, a byte
+for every RING_GRANULE bytes of records.
+
 Host arena (a memfd)::
 
     0      control page (HOST_CONTROL)
-    4096   ring reader positions: per ring map, per SM slot, a u64, 64 bytes apart
+    4096   ring readers: per ring map, per SM slot, a RING_READER, 64 bytes apart
     ...    ring records: per ring map, per SM slot, ``ring_size`` bytes (a power of two), from a
            page on
+    ...    of rings in device memory, per ring map: copies of their flags and control blocks, and
+           ``ring_zeros`` zero bytes
     ...    command area: what the session wants written to maps, COMMAND_SIZE bytes from a page on
     ...    snapshot area: an image of the device arena, page aligned
 
@@ -71,6 +77,8 @@ releases size, count and ``commit`` with system scope, in this order or all at o
 acquires ``commit``, checks it against its position, comes back if size and count are still 0,
 clears what it read (so a group's first words are 0 until it is published) and advances its own
 position in the host arena; the agent copies reader positions to ``tail`` in HBM.
+
+``egpu.maps.ring_table`` has the protocol of rings in device memory.
 """
 
 from __future__ import annotations
@@ -80,9 +88,7 @@ from dataclasses import dataclass, replace
 
 from egpu.bpf.maptypes import (
     EVENTS,
-    PUSHED_MAXIMUM,
     THREAD_SLOTS,
-    MapType,
     Storage,
     bloom_bits,
     ring_bytes,
@@ -90,9 +96,10 @@ from egpu.bpf.maptypes import (
     traits,
 )
 from egpu.bpf.program import NO_MAP, MapSpec
-from egpu.errors import InputError, InternalError, UnsupportedError
+from egpu.errors import InputError, InternalError
+from egpu.maps.declared import check_declaration
 
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 
 LAUNCH_BLOCK_SIZE = 32
 # fmt: off
@@ -133,6 +140,15 @@ RING_CONTROL: dict[str, tuple[int, int]] = {
     "produced": (24, 8),       # records claimed
 }
 RING_CONTROL_SIZE = 128
+# Per ring map and SM slot, in the host arena.
+RING_READER: dict[str, tuple[int, int]] = {
+    "position": (0, 8),        # bytes that the session is done with
+    # of rings in device memory:
+    "limit":  (8, 8),          # up to where the session may look
+    "copied": (16, 8),         # bytes that are in the host arena
+}
+RING_GRANULE = 16                   # groups begin at multiples of it
+RING_ZEROS = 1 << 16                # bytes of flags that are cleared at once, at most
 RING_GROUP_HEADER = 16
 RING_PAD_COUNT = 0xFFFFFFFF
 RING_DISCARD = 1 << 63
@@ -156,7 +172,6 @@ HASH_SLOT_ALIGNMENT = 16            # state and home are read with one load
 HASH_FREE, HASH_CLAIMED, HASH_ENTERING, HASH_FULL = 0, 1, 2, 3
 HASH_STATE, HASH_TAG_BITS = 0b11, 22
 HASH_INCARNATION = 1 << 24
-HASH_KEY_MAXIMUM = 256              # bytes
 
 DEQUE_CONTROL: dict[str, tuple[int, int]] = {  # per queue or stack, in the device arena
     "place":  (0, 8),
@@ -210,8 +225,14 @@ class MapPlace:
     entry_stride: int  # between values of one copy
     ring_data: int = 0  # in the host arena
     ring_size: int = 0  # of one SM's ring
-    ring_readers: int = 0  # offset of the reader positions in the host arena
+    ring_readers: int = 0  # offset of the RING_READERs in the host arena
     spread: int = 1  # copies per SM slot of a per-SM map
+    # Of a ring in device memory, else 0: offsets in the device arena of its records and flags, and
+    # in the host arena of the copies of its flags and control blocks.
+    ring_device: int = 0
+    ring_flags: int = 0
+    host_flags: int = 0
+    host_controls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,19 +283,19 @@ class ArenaLayout:
     host_size: int
     snapshot: int  # offset of the snapshot area in the host arena
     commands: int  # offset of the command area in the host arena
+    device_rings: int = 0  # bytes of rings in device memory, from ``device_size`` on
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the device arena with the rings in it."""
+        return self.device_size + self.device_rings
 
-@dataclass(frozen=True, slots=True)
-class RingTable:
-    """What the agent needs to move reader positions of one ring map to the device.
-
-    Slot ``i``'s position is the u64 at ``readers + i * READER_STRIDE`` in the host arena; its place
-    on the device is the u64 ``tail`` of the control block at ``control + i * RING_CONTROL_SIZE``.
-    """
-
-    control: int
-    readers: int
-    slots: int
+    @property
+    def flags_base(self) -> int:
+        """Where a group at address ``g`` has its flag: at this, plus the device arena's address
+        less its 16th part, plus the 16th part of ``g``."""
+        records = self.device_rings // (RING_GRANULE + 1) * RING_GRANULE
+        return self.device_size + records - self.device_size // RING_GRANULE
 
 
 def plan(
@@ -303,7 +324,7 @@ def plan(
     if thread_slots < 1:
         raise InputError(f"{thread_slots} slots for threads", where="per-thread maps")
     for spec in maps:
-        _check(spec)
+        check_declaration(spec)
     device = ARENA_HEADER_SIZE
     places: list[MapPlace] = []
     for index, spec in enumerate(maps):
@@ -346,7 +367,8 @@ def plan(
                 raise InternalError(f"map {spec.name} passed the check without storage")
         places.append(place)
         device = offset + total
-    return _with_host(places, sm_slots, round_up(device, PAGE))
+    layout = _with_host(places, sm_slots, round_up(device, PAGE))
+    return _with_rings(layout, [index for index, spec in enumerate(maps) if spec.on_device])
 
 
 def copy_stride(spec: MapSpec) -> int:
@@ -390,37 +412,35 @@ def _with_host(device: list[MapPlace], sm_slots: int, device_size: int) -> Arena
     return ArenaLayout(sm_slots, tuple(places), device_size, size, snapshot, commands)
 
 
-def _check(spec: MapSpec) -> None:
-    where = f"map {spec.name}"
-    kind = traits(spec.type)
-    if kind.storage is None:
-        raise UnsupportedError(
-            f"{where}: map type {spec.type.name}", needs="a type that docs/guide.md lists"
+def _with_rings(layout: ArenaLayout, on_device: Sequence[int]) -> ArenaLayout:
+    """``layout`` with the rings ``on_device`` in device memory."""
+    if not on_device:
+        return layout
+    places, slots = list(layout.places), layout.sm_slots
+    ring, data = layout.device_size, layout.commands
+    flags = ring + slots * sum(places[index].ring_size for index in on_device)
+    for index in on_device:
+        records = slots * places[index].ring_size
+        controls = data + records // RING_GRANULE
+        places[index] = replace(
+            places[index],
+            ring_device=ring,
+            ring_flags=flags,
+            host_flags=data,
+            host_controls=controls,
         )
-    # libbpf sets the number of CPUs where a PERF_EVENT_ARRAY has none.
-    if spec.max_entries < 1 and spec.type is not MapType.PERF_EVENT_ARRAY:
-        raise InputError("max_entries is 0", where=where, hint="give it at least 1")
-    if kind.has_values and spec.value_size < 1:
-        raise InputError("value size is 0", where=where, hint="declare a value type")
-    if kind.hashed and not 1 <= spec.key_size <= HASH_KEY_MAXIMUM:
-        raise InputError(
-            f"key size is {spec.key_size}", where=where, hint=f"1 to {HASH_KEY_MAXIMUM} bytes"
-        )
-    if kind.keyless and (spec.key_size or not 1 <= spec.value_size <= PUSHED_MAXIMUM):
-        raise InputError(
-            f"keys of {spec.key_size} bytes, values of {spec.value_size}",
-            where=where,
-            hint=f"no keys, and values of 1 to {PUSHED_MAXIMUM} bytes",
-        )
-    if kind.indexed and spec.key_size != 4:
-        raise InputError(
-            f"key size is {spec.key_size}", where=where, hint="arrays have keys of 4 bytes (u32)"
-        )
-    if spec.initial is not None and (
-        kind.storage is not Storage.ARRAY
-        or len(spec.initial) > spec.max_entries * round_up(spec.value_size, 8)
-    ):
-        raise InputError("initial contents do not fit an array of this size", where=where)
+        ring, flags = ring + records, flags + records // RING_GRANULE
+        data = controls + slots * RING_CONTROL_SIZE + ring_zeros(places[index])
+    commands = round_up(data, PAGE)
+    snapshot = commands + COMMAND_SIZE
+    return replace(
+        layout,
+        places=tuple(places),
+        host_size=snapshot + layout.device_size,
+        snapshot=snapshot,
+        commands=commands,
+        device_rings=flags - layout.device_size,
+    )
 
 
 def _ring_size(spec: MapSpec, sm_slots: int) -> int:
@@ -466,13 +486,9 @@ def initial_chunks(
     return chunks
 
 
-def ring_table(layout: ArenaLayout) -> tuple[RingTable, ...]:
-    """One row per ring map, in map order."""
-    return tuple(
-        RingTable(place.offset, place.ring_readers, layout.sm_slots)
-        for place in layout.places
-        if place.ring_size
-    )
+def ring_zeros(place: MapPlace) -> int:
+    """Bytes behind the copies of a map's control blocks that stay zero."""
+    return min(place.ring_size // RING_GRANULE, RING_ZEROS)
 
 
 def round_up(value: int, alignment: int) -> int:

@@ -22,8 +22,10 @@ from egpu.errors import InputError
 from egpu.maps.layout import (
     READER_STRIDE,
     RING_DISCARD,
+    RING_GRANULE,
     RING_GROUP_HEADER,
     RING_PAD_COUNT,
+    RING_READER,
     ArenaLayout,
     MapPlace,
     round_up,
@@ -32,6 +34,7 @@ from egpu.maps.memory import HostArena, RingControl, fence
 from egpu.maps.taking import Taker, native_reader
 
 _RUN_LIMIT = 1 << 19  # bytes taken at once, so that a producer gets its room back early
+_NO_LIMIT = (1 << 64) - 1
 _FIRST_LOOK = 32  # groups looked at before it is known that there are many
 
 
@@ -166,7 +169,10 @@ class RingReader:
                 out.extend(self._drain(slot, slot + 1))
                 if self._position[slot] >= control.head:
                     break
-                self._skip_torn(slot, control.head)
+                if self._place.ring_device:
+                    self._skip_unflagged(slot, control.head)
+                else:
+                    self._skip_torn(slot, control.head)
         known = self._received + self._discarded
         # A snapshot taken before the end counts fewer than were received: a lower bound.
         self._produced = max(sum(control.produced for control in controls), known)
@@ -174,8 +180,16 @@ class RingReader:
         self._holes = self._produced - known
         return out
 
-    def _reader_word(self, slot: int) -> int:
-        return (self._place.ring_readers + slot * READER_STRIDE) // 8
+    def _reader_word(self, slot: int, name: str = "position") -> int:
+        return (self._place.ring_readers + slot * READER_STRIDE + RING_READER[name][0]) // 8
+
+    def _limit(self, slot: int) -> int:
+        """Up to where may be looked."""
+        if not self._place.ring_device:
+            return _NO_LIMIT
+        limit = int(self._arena.words[self._reader_word(slot, "limit")])
+        fence()
+        return limit
 
     def _drain(self, slot: int, end: int) -> Iterator[Batch]:
         """The records of rings ``slot`` to before ``end``."""
@@ -195,7 +209,9 @@ class RingReader:
 
     def _drain_slot(self, slot: int) -> Iterator[Batch]:
         while True:
-            start = self._position[slot]
+            start, limit = self._position[slot], self._limit(slot)
+            if start >= limit:
+                return
             commit, size, count = self._header(slot, start)
             step = self._step(start, size, count)
             if commit & ~RING_DISCARD != start + 1 or not step:
@@ -206,7 +222,7 @@ class RingReader:
             elif count == RING_PAD_COUNT:
                 self._advance(slot, start + step)
             else:
-                groups = self._same_groups(slot, start, size, count, step)
+                groups = self._same_groups(slot, start, size | count << 32, step, limit)
                 wanted = count * round_up(size, 8)
                 payload = self._payload(slot, start, step, groups=groups, wanted=wanted)
                 self._advance(slot, start + groups * step)
@@ -233,12 +249,13 @@ class RingReader:
         step = round_up(RING_GROUP_HEADER + count * round_up(size, 8), 16)
         return step if size and count and step <= room else 0
 
-    def _same_groups(self, slot: int, start: int, size: int, count: int, step: int) -> int:
-        """How many published groups of the same shape lie one after the other, at least 1."""
+    def _same_groups(self, slot: int, start: int, header: int, step: int, end: int) -> int:
+        """How many published groups with this word of size and count lie one after the other before
+        ``end``, at least 1."""
         ring = self._place.ring_size
-        limit = min(ring - start % ring, max(_RUN_LIMIT, step)) // step
+        limit = min(ring - start % ring, max(_RUN_LIMIT, step), end - start) // step
         base, width = self._address(slot, start) // 8, step // 8
-        first = np.uint64(size | count << 32)
+        first = np.uint64(header)
         look = min(limit, _FIRST_LOOK)
         while True:
             rows = self._arena.words[base : base + look * width].reshape(look, width)
@@ -290,6 +307,33 @@ class RingReader:
                 break
         for _, high in list(_pieces(start, head, ring)):
             self._advance(slot, high)
+
+    def _skip_unflagged(self, slot: int, head: int) -> None:
+        """The same in a ring in device memory, whose flags name the published groups that were
+        copied: the reader may look at those that follow each other from the next one on."""
+        start, ring = self._position[slot], self._place.ring_size
+        copied = int(self._arena.words[self._reader_word(slot, "copied")])
+        flagged = self._flagged(slot, start, min(copied, head, start + ring))
+        headers = {at: self._header(slot, at) for at in flagged}
+        steps = {
+            at: step
+            for at, (_, size, count) in headers.items()
+            if (step := self._step(at, size, count))
+        }
+        at = next((at for at, step in steps.items() if at + step <= copied), head)
+        for _, high in list(_pieces(start, at, ring)):
+            self._advance(slot, high)
+        while at in steps and at + steps[at] <= copied:
+            at += steps[at]
+        self._arena.words[self._reader_word(slot, "limit")] = at
+
+    def _flagged(self, slot: int, start: int, end: int) -> list[int]:
+        """The positions from ``start`` to before ``end`` whose flags are set."""
+        count = self._place.ring_size // RING_GRANULE
+        first = self._place.host_flags + slot * count
+        flags = self._arena.bytes[first : first + count]
+        places = np.arange(start // RING_GRANULE, max(start, end) // RING_GRANULE)
+        return [int(place) * RING_GRANULE for place in places[flags[places % count] != 0]]
 
 
 def _pieces(start: int, end: int, ring: int) -> Iterator[tuple[int, int]]:

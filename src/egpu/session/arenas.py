@@ -125,6 +125,7 @@ class Arenas:
             rings=ring_table(layout),
             sm_slots=layout.sm_slots,
             allocations=0 if table is None else layout.places[table].offset,
+            device_rings=layout.device_rings,
         )
 
     def _keep_ended(self) -> None:

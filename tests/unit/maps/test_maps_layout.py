@@ -7,6 +7,7 @@ import pytest
 from egpu.bpf.maptypes import MAP_TRAITS, MapType
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError, UnsupportedError
+from egpu.maps import RingTable, ring_table
 from egpu.maps import layout as L
 
 ARRAY = MapSpec("a", MapType.ARRAY, 4, 12, 10)
@@ -89,7 +90,7 @@ def test_initial_chunks_hold_header_and_contents():
 def test_ring_table_has_a_row_per_ring():
     plan = L.plan([ARRAY, RING], 2)
     place = plan.places[1]
-    assert L.ring_table(plan) == (L.RingTable(place.offset, place.ring_readers, 2),)
+    assert ring_table(plan) == (RingTable(place.offset, place.ring_readers, 2),)
 
 
 @pytest.mark.parametrize(

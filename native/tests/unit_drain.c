@@ -1,0 +1,350 @@
+/* Producers on a pretended device, the agent's draining and the session's reader, in a random order
+ * of their steps: copies are made word by word, in any order, while producers go on.
+ *
+ *     agent_unit_drain SEED STEPS FAIL     the FAILth call of the driver fails (0: none)
+ *
+ * Prints records produced, received, discarded and dropped; exits with 1 at the first record that is
+ * not what was written, or out of order, or missing. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../agent/agent.h"
+#include "../reader/reader.c"
+
+enum { SLOTS = 3, RING = 512, FLIGHT = 4, QUEUE = 256, WORDS = 10, MAPS = 2 };
+enum { READERS = 4096, MAP_DEVICE = SLOTS * RING, MAP_FLAGS = MAP_DEVICE / EGPU_RING_GRANULE };
+enum { CONTROLS = SLOTS * EGPU_RING_CONTROL_SIZE, ZEROS = RING / EGPU_RING_GRANULE, DEVICE = 4096, HOST_RINGS = 8192 };
+
+/* A group that a producer writes; words of all its records, written in order. */
+struct flight {
+    uint64_t position, size, count, serial, written;
+    bool used, discard;
+};
+
+struct producer {
+    struct flight flight[FLIGHT];
+    uint64_t serial, produced, dropped, received, last;
+};
+
+struct job {
+    unsigned char *to;
+    const unsigned char *from;
+    uint64_t size, unit, done, start, step, to_pitch, from_pitch;
+};
+
+static unsigned char device[DEVICE + MAPS * (MAP_DEVICE + MAP_FLAGS)];
+static unsigned char host[HOST_RINGS + MAPS * (MAP_DEVICE + MAP_FLAGS + CONTROLS + ZEROS)];
+static struct egpu_ring rings[MAPS];
+static struct producer producers[MAPS][SLOTS];
+static struct job queue[QUEUE];
+static unsigned first, jobs, calls, fail;
+static uint64_t state, discarded;
+static bool said;
+
+static uint64_t random_below(uint64_t limit)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (state >> 11) % limit;
+}
+
+static void bad(const char *what)
+{
+    printf("%s\n", what);
+    exit(1);
+}
+
+/* ------------------------------------------------------------------ the driver */
+
+static CUresult add(struct job job)
+{
+    static const uint64_t steps[] = {1, 7, 11, 13};
+    if (++calls == fail)
+        return 700;
+    if (jobs == QUEUE)
+        bad("queue full");
+    uint64_t count = job.size / job.unit;
+    job.start = random_below(count);
+    job.step = steps[random_below(4)];
+    if (count % 7 == 0 || count % 11 == 0 || count % 13 == 0)
+        job.step = random_below(2) ? 1 : count - 1;
+    queue[(first + jobs++) % QUEUE] = job;
+    return CUDA_SUCCESS;
+}
+
+static void pump(uint64_t units)
+{
+    for (; units > 0 && jobs > 0; units--) {
+        struct job *job = &queue[first];
+        uint64_t count = job->size / job->unit;
+        uint64_t at = (job->start + job->done * job->step) % count;
+        unsigned char *to = job->to + at * job->to_pitch;
+        memcpy(to, job->from + at * job->from_pitch, job->unit);
+        if (++job->done == count) {
+            first = (first + 1) % QUEUE;
+            jobs--;
+        }
+    }
+}
+
+static CUresult copy_out(void *to, CUdeviceptr from, size_t size, CUstream stream)
+{
+    uint64_t unit = size % 8 == 0 && (uintptr_t)to % 8 == 0 ? 8 : 1;
+    (void)stream;
+    return add((struct job){.to = to, .from = (unsigned char *)(uintptr_t)from, .size = size,
+                            .unit = unit, .to_pitch = unit, .from_pitch = unit});
+}
+
+static CUresult copy_words(const CUDA_MEMCPY2D_v2 *copy, CUstream stream)
+{
+    (void)stream;
+    return add((struct job){.to = (unsigned char *)(uintptr_t)copy->dstDevice, .from = copy->srcHost,
+                            .size = 8 * copy->Height, .unit = 8, .to_pitch = copy->dstPitch,
+                            .from_pitch = copy->srcPitch});
+}
+
+static CUresult copy_in(CUdeviceptr to, const void *from, size_t size, CUstream stream)
+{
+    (void)stream;
+    return add((struct job){.to = (unsigned char *)(uintptr_t)to, .from = from, .size = size,
+                            .unit = 1, .to_pitch = 1, .from_pitch = 1});
+}
+
+static CUresult query(CUstream stream)
+{
+    (void)stream;
+    pump(random_below(200));
+    return jobs == 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+static CUresult create(CUstream *stream, unsigned flags)
+{
+    (void)flags;
+    *stream = (CUstream)(void *)queue;
+    return CUDA_SUCCESS;
+}
+
+void *egpu_real(enum egpu_entry_point point)
+{
+    switch (point) {
+    case EP_cuMemcpyDtoHAsync_v2:
+        return (void *)(uintptr_t)copy_out;
+    case EP_cuMemcpy2DAsync_v2:
+        return (void *)(uintptr_t)copy_words;
+    case EP_cuMemcpyHtoDAsync_v2:
+        return (void *)(uintptr_t)copy_in;
+    case EP_cuStreamQuery:
+        return (void *)(uintptr_t)query;
+    case EP_cuStreamCreate:
+        return (void *)(uintptr_t)create;
+    default:
+        return NULL;
+    }
+}
+
+void egpu_say(const char *format, ...)
+{
+    (void)format;
+    said = true;
+}
+
+uint64_t egpu_now(void)
+{
+    static uint64_t now;
+    return ++now;
+}
+
+/* ------------------------------------------------------------------ producers */
+
+static uint64_t *control(int map, int slot, unsigned offset)
+{
+    return (uint64_t *)(void *)(device + EGPU_ARENA_HEADER_SIZE / 4 + map * CONTROLS +
+                                slot * EGPU_RING_CONTROL_SIZE + offset);
+}
+
+static unsigned char *at(int map, int slot, uint64_t position)
+{
+    return device + rings[map].device_data + slot * RING + position % RING;
+}
+
+static void flag(int map, int slot, uint64_t position)
+{
+    unsigned char *flags = device + rings[map].device_flags;
+    unsigned char *place = flags + (slot * RING + position % RING) / EGPU_RING_GRANULE;
+    if (*place != 0)
+        bad("a flag was set already");
+    *place = 1;
+}
+
+static void publish(int map, int slot, uint64_t position, uint64_t header, uint64_t mark)
+{
+    uint64_t words[2] = {header, (position + 1) | mark};
+    memcpy(at(map, slot, position), words, sizeof words);
+    flag(map, slot, position);
+}
+
+static uint64_t content(uint64_t serial, uint64_t word)
+{
+    return word == 0 ? serial : (serial + 1) * 0x9e3779b97f4a7c15 + word;
+}
+
+static struct flight *claim(int map, int slot)
+{
+    struct producer *producer = &producers[map][slot];
+    struct flight *free = NULL;
+    for (int i = 0; i < FLIGHT; i++)
+        if (!producer->flight[i].used)
+            free = &producer->flight[i];
+    if (free == NULL)
+        return NULL;
+    uint64_t *head = control(map, slot, EGPU_RING_CONTROL_AT_HEAD);
+    uint64_t tail = *control(map, slot, EGPU_RING_CONTROL_AT_TAIL);
+    uint64_t size = 8 * (1 + random_below(WORDS)), count = 1 + random_below(3);
+    uint64_t bytes = (EGPU_RING_GROUP_HEADER + size * count + 15) & ~15ull;
+    uint64_t room = RING - *head % RING, filler = bytes > room ? room : 0, begin = *head;
+    if (begin + filler + bytes - tail > RING) {
+        producer->dropped += count;
+        return NULL;
+    }
+    *head += filler + bytes;
+    producer->produced += count;
+    if (filler != 0)
+        publish(map, slot, begin, (uint64_t)EGPU_RING_PAD_COUNT << 32, 0);
+    *free = (struct flight){.position = begin + filler, .size = size, .count = count, .used = true,
+                            .serial = producer->serial, .discard = random_below(8) == 0};
+    producer->serial += count;
+    return free;
+}
+
+/* One word of a group, or its publication. */
+static void write_some(int map, int slot, struct flight *flight)
+{
+    uint64_t words = flight->size / 8, number = flight->written++;
+    if (number < words * flight->count) {
+        uint64_t value = content(flight->serial + number / words, number % words);
+        memcpy(at(map, slot, flight->position + EGPU_RING_GROUP_HEADER + 8 * number), &value, 8);
+        return;
+    }
+    publish(map, slot, flight->position, flight->size | flight->count << 32,
+            flight->discard ? EGPU_RING_DISCARD : 0);
+    flight->used = false;
+}
+
+static void produce(bool begin)
+{
+    int map = (int)random_below(MAPS), slot = (int)random_below(SLOTS);
+    struct flight *flight = &producers[map][slot].flight[random_below(FLIGHT)];
+    if (begin && !flight->used)
+        claim(map, slot);
+    for (uint64_t n = random_below(6); n > 0 && flight->used; n--)
+        write_some(map, slot, flight);
+}
+
+/* ------------------------------------------------------------------ the session */
+
+static void check(struct producer *producer, const unsigned char *record, uint64_t size)
+{
+    uint64_t serial, word;
+    memcpy(&serial, record, sizeof serial);
+    if (serial < producer->last || serial >= producer->serial)
+        bad("a record is torn or out of order");
+    for (uint64_t i = 0; i < size / 8; i++) {
+        memcpy(&word, record + 8 * i, sizeof word);
+        if (word != content(serial, i))
+            bad("a record is torn");
+    }
+    producer->last = serial + 1;
+    producer->received++;
+}
+
+static void read_some(void)
+{
+    static uint64_t positions[MAPS][SLOTS];
+    static unsigned char out[RING];
+    int map = (int)random_below(MAPS);
+    struct egpu_rings from = {.data = host + rings[map].host_data,
+                              .readers = host + rings[map].host_offset,
+                              .positions = positions[map], .out = out, .ring_size = RING,
+                              .out_size = sizeof out, .limited = 1};
+    struct egpu_taken taken = {0};
+    for (;;) {
+        taken.count = taken.bytes = taken.discarded = 0;
+        egpu_rings_read(&from, SLOTS, &taken);
+        discarded += taken.discarded;
+        if (taken.slot == SLOTS)
+            return;
+        for (uint64_t i = 0; i < taken.count; i++)
+            check(&producers[map][taken.slot], out + i * taken.size, taken.size);
+    }
+}
+
+/* ------------------------------------------------------------------ the test */
+
+static void lay_out(struct arena *arena)
+{
+    uint64_t on_device = DEVICE, on_host = HOST_RINGS;
+    for (int map = 0; map < MAPS; map++) {
+        uint64_t flags = DEVICE + MAPS * MAP_DEVICE + map * MAP_FLAGS;
+        rings[map] = (struct egpu_ring){
+            .host_offset = READERS + map * SLOTS * EGPU_READER_STRIDE,
+            .host_stride = EGPU_READER_STRIDE,
+            .device_offset = EGPU_ARENA_HEADER_SIZE / 4 + map * CONTROLS + EGPU_RING_CONTROL_AT_TAIL,
+            .device_stride = EGPU_RING_CONTROL_SIZE, .count = SLOTS, .ring_size = RING,
+            .host_data = on_host, .device_data = on_device, .host_flags = on_host + MAP_DEVICE,
+            .device_flags = flags, .host_controls = on_host + MAP_DEVICE + MAP_FLAGS,
+        };
+        on_host += MAP_DEVICE + MAP_FLAGS + CONTROLS + ZEROS;
+        on_device += MAP_DEVICE;
+    }
+    arena->rings = rings;
+    arena->ring_count = MAPS;
+    arena->address = (CUdeviceptr)(uintptr_t)device;
+    arena->host = host;
+}
+
+int main(int argc, char **argv)
+{
+    static uint64_t positions[MAPS * SLOTS];
+    struct arena arena = {.positions = positions};
+    if (argc != 4)
+        return 2;
+    state = strtoull(argv[1], NULL, 10) * 2654435761u + 88172645463325252u;
+    fail = (unsigned)strtoul(argv[3], NULL, 10);
+    lay_out(&arena);
+    if (egpu_drain_begin(&arena) != NULL)
+        bad("no stream");
+    for (uint64_t step = strtoull(argv[2], NULL, 10); step > 0; step--) {
+        uint64_t what = random_below(100);
+        if (what < 60)
+            produce(true);
+        else if (what < 85)
+            pump(random_below(100));
+        else if (what < 95 && arena.draining.stream != NULL)
+            egpu_drain_turn(&arena);
+        else
+            read_some();
+    }
+    uint64_t produced = 0, dropped = 0, received = 0;
+    for (int i = 0; i < 100000; i++)
+        produce(false);
+    egpu_drain_all(&arena, UINT64_MAX);
+    for (int i = 0; i < 100; i++)
+        read_some();
+    for (int map = 0; map < MAPS; map++)
+        for (int slot = 0; slot < SLOTS; slot++) {
+            produced += producers[map][slot].produced;
+            dropped += producers[map][slot].dropped;
+            received += producers[map][slot].received;
+        }
+    if (said != (fail != 0 && calls >= fail) || said != (arena.draining.stream == NULL))
+        bad("a failure was not said");
+    if (said ? received + discarded > produced : received + discarded != produced)
+        bad("records are missing");
+    printf("%llu %llu %llu %llu\n", (unsigned long long)produced, (unsigned long long)received,
+           (unsigned long long)discarded, (unsigned long long)dropped);
+    free(arena.draining.drained);
+    free(arena.draining.copied);
+    return 0;
+}

@@ -1,0 +1,64 @@
+"""Rings as the agent sees them, and the protocol of those in device memory.
+
+Producers write to device memory as they do to the host arena (``egpu.maps.layout``), but what
+publishes a group is the flag of the granule at its beginning: 0 until it is released as 1, with
+device scope, after everything else of the group.  The agent copies control blocks; then, up to the
+heads that it found, flags and after them records, to their places in the host arena.  A group whose
+flag was copied as 1 is whole in the records, which were read later; without flags that could not be
+known, as a copy reads in no order.
+
+It clears the flags of the groups that follow each other on the device (by copies of zeros, which
+need no room on an SM as a kernel does) and then lets the reader have them: ``limit`` in
+RING_READER, up to which the reader may look.  ``copied`` is where flags and records of the last
+copy end, or ``limit`` while one is on its way: what the reader may look at once nobody copies any
+more.  A ``tail`` is written behind the clearing of the flags up to there, in the same stream, and
+``limit`` moves only while that stream is empty: no producer gets room whose flags are still to be
+cleared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from egpu.maps.layout import ArenaLayout, MapPlace
+
+
+@dataclass(frozen=True, slots=True)
+class RingTable:
+    """What the agent needs to move reader positions of one ring map to the device.
+
+    Slot ``i``'s position is in the RING_READER at ``readers + i * READER_STRIDE`` in the host
+    arena; its place on the device is the u64 ``tail`` of the control block at ``control + i *
+    RING_CONTROL_SIZE``.  The rest, as in MapPlace, is for rings in device memory, else 0.
+    """
+
+    control: int
+    readers: int
+    slots: int
+    ring_size: int = 0
+    host_data: int = 0
+    device_data: int = 0
+    host_flags: int = 0
+    device_flags: int = 0
+    host_controls: int = 0
+
+
+def ring_table(layout: ArenaLayout) -> tuple[RingTable, ...]:
+    """One row per ring map, in map order."""
+    return tuple(_ring_row(place, layout.sm_slots) for place in layout.places if place.ring_size)
+
+
+def _ring_row(place: MapPlace, slots: int) -> RingTable:
+    if not place.ring_device:
+        return RingTable(place.offset, place.ring_readers, slots)
+    return RingTable(
+        place.offset,
+        place.ring_readers,
+        slots,
+        ring_size=place.ring_size,
+        host_data=place.ring_data,
+        device_data=place.ring_device,
+        host_flags=place.host_flags,
+        device_flags=place.ring_flags,
+        host_controls=place.host_controls,
+    )
