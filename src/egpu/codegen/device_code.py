@@ -53,8 +53,9 @@ class RelocKind(enum.Enum):
     MAP = "__egpu_map_"  # byte offset of map i in the device arena
     MAP_STRIDE = "__egpu_stride_"  # bytes between the copies of map i (per-SM maps, ring control)
     MAP_SPREAD = "__egpu_spread_"  # copies of map i per SM slot, a power of two (per-SM maps)
-    RING_DATA = "__egpu_ring_data_"  # byte offset of map i's record memory in the host arena
+    RING_DATA = "__egpu_ring_data_"  # byte offset of map i's record memory in the arena it is in
     RING_SIZE = "__egpu_ring_size_"  # bytes of ONE SM's ring of map i (a power of two)
+    RING_FLAGS = "__egpu_ring_flags"  # ArenaLayout.flags_base, for rings in device memory
     LINE = "__egpu_line_"  # 8 bytes at byte offset i of the PTX instruction's text, zero past it
     SM_SLOTS = "__egpu_sm_slots"  # number of SM slots in this layout
 

@@ -26,7 +26,7 @@ class HostArenas:
     def __init__(self, vp: VerifiedProgram, layout: ArenaLayout | None = None) -> None:
         """``layout`` is that of a device whose memory this stands in for; None: of this one."""
         self.layout: ArenaLayout = plan(vp.program.maps, 1) if layout is None else layout
-        self._device, self.device = _aligned(self.layout.device_size)
+        self._device, self.device = _aligned(self.layout.device_bytes)
         self._host, self.host = _aligned(self.layout.host_size)
         for offset, data in initial_chunks(self.layout, vp.program.maps, os.getpid()):
             self.device[offset : offset + len(data)] = data
@@ -123,7 +123,9 @@ def _value(vp: VerifiedProgram, symbol: Relocation, arenas: HostArenas) -> int:
         case RelocKind.MAP_SPREAD:
             return places[index].spread
         case RelocKind.RING_DATA:
-            return places[index].ring_data
+            return places[index].ring_device or places[index].ring_data
+        case RelocKind.RING_FLAGS:
+            return arenas.layout.flags_base
         case RelocKind.RING_SIZE:
             return places[index].ring_size
         case RelocKind.SM_SLOTS:

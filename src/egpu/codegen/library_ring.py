@@ -9,9 +9,12 @@ merges groups that wait at one place, and lets them go on with one group's mask
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from egpu.codegen.arena import (
     RING_CONTROL,
     RING_DISCARD,
+    RING_GRANULE,
     RING_GROUP_HEADER,
     RING_PAD_COUNT,
 )
@@ -30,6 +33,52 @@ _HEADER = RING_GROUP_HEADER
 _ONE = 1 << 32  # one record, in the word of size and count
 DISCARD = RING_DISCARD - (1 << 64)  # as a signed 64-bit literal
 
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """How a ring's groups are published: what the names of the functions for it end with, their
+    last parameter with the same as an argument, and the functions that release a whole group's
+    header and its commit word alone."""
+
+    suffix: str
+    more: str
+    whole: str
+    half: str
+
+
+# The reader looks at the commit word (in the host arena), or the agent at a flag, whose address is
+# %flags and a part of the group's (ArenaLayout.flags_base).
+BY_COMMIT = Publishing("", "", "egpu.release_pair_sys", "egpu.release_sys")
+BY_FLAG = Publishing("_flagged", ", i64 %flags", "egpu.publish", "egpu.publish_half")
+
+_GRANULE_BITS = RING_GRANULE.bit_length() - 1
+
+
+def _publish(name: str, words: str, store: str) -> str:
+    return f"""\
+define internal void @{name}(i64 %group, {words}, i64 %flags) {ATTRIBUTES} {{
+{store}
+  %part = lshr i64 %group, {_GRANULE_BITS}
+  %flag = add i64 %flags, %part
+  call void @egpu.release_flag_gpu(i64 %flag, i16 1)
+  ret void
+}}
+"""
+
+
+_PUBLISH = _publish(
+    BY_FLAG.whole,
+    "i64 %header, i64 %commit",
+    "  call void @egpu.store_pair_gpu(i64 %group, i64 %header, i64 %commit)",
+)
+_PUBLISH_HALF = _publish(
+    BY_FLAG.half,
+    "i64 %commit",
+    "  %at = add i64 %group, 8\n  %p = inttoptr i64 %at to ptr addrspace(1)\n"
+    "  store i64 %commit, ptr addrspace(1) %p, align 8",
+)
+
+
 # Try once to claim %bytes (a multiple of 16) for %count records where %head is thought to be: {the
 # position of the group, NO_ROOM if there is none, or AGAIN; where the head is then; where the tail
 # was last seen}.  A group never crosses the ring's end: what is left there becomes a filler group.
@@ -42,9 +91,11 @@ DISCARD = RING_DISCARD - (1 << 64)  # as a signed 64-bit literal
 # Size, count and commit word are released by one store of 16 bytes: with one for each half, records
 # of warps took twice the time (measured on an H200).  Neither half is ordered before the other, so
 # a reader that finds the commit word without size and count, which are never 0, looks again.
-_CLAIM = f"""\
-define internal {{ i64, i64, i64 }} @egpu.claim(
-    i64 %control, i64 %data, i64 %size, i64 %bytes, i64 %count, i64 %head, i64 %last, i64 %known)
+def _claim(by: Publishing) -> str:
+    return f"""\
+define internal {{ i64, i64, i64 }} @egpu.claim{by.suffix}(
+    i64 %control, i64 %data, i64 %size, i64 %bytes, i64 %count, i64 %head, i64 %last,
+    i64 %known{by.more})
     {ATTRIBUTES} {{
 entry:
   %head_at = add i64 %control, {_HEAD}
@@ -83,8 +134,8 @@ claimed:
 fill:
   %filler_at = add i64 %data, %at
   %value = add i64 %head, 1
-  call void @egpu.release_pair_sys(
-      i64 %filler_at, i64 {RING_PAD_COUNT << 32 & (1 << 64) - 1}, i64 %value)
+  call void @{by.whole}(
+      i64 %filler_at, i64 {RING_PAD_COUNT << 32 & (1 << 64) - 1}, i64 %value{by.more})
   br label %done
 done:
   %position = phi i64 [ {AGAIN}, %none ],
@@ -99,6 +150,7 @@ done:
   ret {{ i64, i64, i64 }} %r2
 }}
 """
+
 
 # How many others a lane that lost so often thinks come before it at its next try, which differs
 # between lanes and tries.  Of lanes that all expect the head where it was seen, one succeeds in the
@@ -124,7 +176,7 @@ define internal i64 @egpu.ahead(i1 %joint, i32 %tries) {ATTRIBUTES} {{
 """
 
 
-def _claiming(group: str) -> str:
+def _claiming(group: str, by: Publishing) -> str:
     """One claim for all lanes that run this together: their ``%mask``, ``%rank`` (of the lane among
     them, 32 bits) and ``%position``; ends in block ``claimed``, where NO_ROOM may be the position.
 
@@ -160,9 +212,9 @@ attempt:
   %leads = icmp eq i32 %rank, 0
   br i1 %leads, label %lead, label %join
 lead:
-  %claim = call {{ i64, i64, i64 }} @egpu.claim(
+  %claim = call {{ i64, i64, i64 }} @egpu.claim{by.suffix}(
       i64 %control, i64 %data, i64 %ring, i64 %bytes, i64 %many, i64 %head, i64 %last,
-      i64 %known)
+      i64 %known{by.more})
   %claim_position = extractvalue {{ i64, i64, i64 }} %claim, 0
   %claim_head = extractvalue {{ i64, i64, i64 }} %claim, 1
   %claim_tail = extractvalue {{ i64, i64, i64 }} %claim, 2
@@ -201,19 +253,21 @@ _RECORDS = f"""\
   %padded = add i64 %payload, {_HEADER + 15}
   %bytes = and i64 %padded, -16"""
 
+
 # One claim for all lanes that run this together, if they do so with the same constant %size (%same)
 # and straight code follows up to output_end: {address of this lane's record or 0, the group's
 # position, the lanes, whether they may be several}.
-_OUTPUT_BEGIN = f"""\
-define internal {GROUP} @egpu.output_begin(
-    i64 %control, i64 %data, i64 %ring, i64 %size, i1 %same) {ATTRIBUTES} {{
+def _output_begin(by: Publishing) -> str:
+    return f"""\
+define internal {GROUP} @egpu.output_begin{by.suffix}(
+    i64 %control, i64 %data, i64 %ring, i64 %size, i1 %same{by.more}) {ATTRIBUTES} {{
 entry:
   %up = add i64 %size, 7
   %record = and i64 %up, -8
   %warp = shl i64 %record, 5
   %warp_padded = add i64 %warp, {_HEADER + 15}
   %largest = and i64 %warp_padded, -16
-{_claiming(_RECORDS)}
+{_claiming(_RECORDS, by)}
   %failed = icmp eq i64 %position, {NO_ROOM}
   %wrap = sub i64 %ring, 1
   %at = and i64 %position, %wrap
@@ -231,11 +285,14 @@ entry:
 }}
 """
 
+
 # Publish the group once every lane of it has written: bar.warp.sync orders their writes before the
 # leader's release, which is cumulative (PTX ISA 8.10.7, causality order).
-_OUTPUT_END = f"""\
-define internal void @egpu.output_end(
-    i64 %data, i64 %ring, i64 %size, i64 %position, i32 %mask, i1 %joint) {ATTRIBUTES} {{
+def _output_end(by: Publishing) -> str:
+    return f"""\
+define internal void @egpu.output_end{by.suffix}(
+    i64 %data, i64 %ring, i64 %size, i64 %position, i32 %mask, i1 %joint{by.more})
+    {ATTRIBUTES} {{
 entry:
   br i1 %joint, label %meet, label %met
 meet:
@@ -255,26 +312,28 @@ publish:
   %high = shl i64 %many64, 32
   %header = or i64 %high, %size
   %value = add i64 %position, 1
-  call void @egpu.release_pair_sys(i64 %group, i64 %header, i64 %value)
+  call void @{by.whole}(i64 %group, i64 %header, i64 %value{by.more})
   br label %done
 done:
   ret void
 }}
 """
 
+
 # One claim for the lanes that run this together with the same constant %size (%same), one group of
 # one record a lane, because each is submitted by itself.  %end gets the position after this lane's
 # group: what submit and discard find the group's position by.  They know the size too (%later), or
 # it is written here.
-_RESERVE = f"""\
-define internal i64 @egpu.reserve(
-    i64 %control, i64 %data, i64 %ring, i64 %size, i1 %same, ptr %end, i1 %later)
+def _reserve(by: Publishing) -> str:
+    return f"""\
+define internal i64 @egpu.reserve{by.suffix}(
+    i64 %control, i64 %data, i64 %ring, i64 %size, i1 %same, ptr %end, i1 %later{by.more})
     {ATTRIBUTES} {{
 entry:
   %up = add i64 %size, {_HEADER + 15}
   %alone = and i64 %up, -16
   %largest = shl i64 %alone, 5
-{_claiming("  %bytes = mul i64 %alone, %many")}
+{_claiming("  %bytes = mul i64 %alone, %many", by)}
   %failed = icmp eq i64 %position, {NO_ROOM}
   br i1 %failed, label %none, label %some
 none:
@@ -300,13 +359,16 @@ done:
 }}
 """
 
+
 # Publish or drop a reserved record.  Its position is the largest one below %end that lies at its
 # place in the ring: the record is not released, so no later claim of this thread can be further
 # than one ring ahead of it.  %data may be any ring of the map: rings of one map follow each other.
 # %size is the record's, or 0: reserving it has written it.
-_COMMIT = f"""\
-define internal void @egpu.commit(
-    i64 %record, i64 %data, i64 %ring, ptr %end, i64 %flag, i64 %size) {ATTRIBUTES} {{
+def _commit(by: Publishing) -> str:
+    return f"""\
+define internal void @egpu.commit{by.suffix}(
+    i64 %record, i64 %data, i64 %ring, ptr %end, i64 %flag, i64 %size{by.more})
+    {ATTRIBUTES} {{
 entry:
   %group = sub i64 %record, {_HEADER}
   %offset = sub i64 %group, %data
@@ -322,14 +384,15 @@ entry:
   br i1 %known, label %whole, label %half
 whole:
   %header = or i64 %size, {_ONE}
-  call void @egpu.release_pair_sys(i64 %group, i64 %header, i64 %value)
+  call void @{by.whole}(i64 %group, i64 %header, i64 %value{by.more})
   ret void
 half:
-  %commit = add i64 %group, 8
-  call void @egpu.release_sys(i64 %commit, i64 %value)
+  %place = add i64 %group, {0 if by.more else 8}
+  call void @{by.half}(i64 %place, i64 %value{by.more})
   ret void
 }}
 """
+
 
 # BPF_RB_AVAIL_DATA 0, BPF_RB_RING_SIZE 1, BPF_RB_CONS_POS 2, BPF_RB_PROD_POS 3 (uapi/linux/bpf.h),
 # of this SM's ring; the consumer's position is the agent's last copy.
@@ -353,4 +416,14 @@ entry:
 }}
 """
 
-RING_FUNCTIONS = (_CLAIM, _AHEAD, _OUTPUT_BEGIN, _OUTPUT_END, _RESERVE, _COMMIT, _QUERY)
+RING_FUNCTIONS = (
+    *(
+        function(by)
+        for by in (BY_COMMIT, BY_FLAG)
+        for function in (_claim, _output_begin, _output_end, _reserve, _commit)
+    ),
+    _PUBLISH,
+    _PUBLISH_HALF,
+    _AHEAD,
+    _QUERY,
+)

@@ -38,11 +38,13 @@ def print_line(call: Call) -> str:
             needs="a session, such as that of egpu run, which adds it",
         )
     shown = verified.facts.prints[call.pc]
-    arguments = ring_arguments(ring_at(scope, index), str(shown.size))
+    ring = ring_at(scope, index)
+    arguments = ring_arguments(ring, str(shown.size))
     result = body.variable(body.fresh("printed"), "i64")
     body.store("i64", str(_EAGAIN), "ptr", result, 8)
     together = "true" if all(is_straight(size) for size in shown.values) else "false"
-    begun = body.call(GROUP, "egpu.output_begin", *arguments, f"i1 {together}")
+    begin, end = ring.function("output_begin"), ring.function("output_end")
+    begun = body.call(GROUP, begin, *arguments, f"i1 {together}", *ring.more)
     record = body.value(f"extractvalue {GROUP} {begun}, 0")
     write, done = body.fresh("write"), body.fresh("done")
     body.branch_if(body.compare("eq", "i64", record, "0"), done, write)
@@ -58,7 +60,7 @@ def print_line(call: Call) -> str:
     mask = body.value(f"extractvalue {GROUP} {begun}, 2")
     joint = body.value(f"extractvalue {GROUP} {begun}, 3")
     ends = (f"i64 {position_at}", f"i32 {mask}", f"i1 {joint}")
-    body.call_void("egpu.output_end", *arguments[1:], *ends)
+    body.call_void(end, *arguments[1:], *ends, *ring.more)
     body.store("i64", "0", "ptr", result, 8)
     body.branch(done)
     body.label(done)

@@ -12,10 +12,10 @@ from egpu.bpf.helpers import HELPERS
 from egpu.bpf.isa import CallSrc, Kind, form_of
 from egpu.bpf.maptypes import BPF_F_CURRENT_CPU, GPU_RING_FULL, MapType, Storage, traits
 from egpu.bpf.program import Insn
-from egpu.codegen.arena import RING_CONTROL, RING_GROUP_HEADER
+from egpu.codegen.arena import RING_CONTROL, RING_GRANULE, RING_GROUP_HEADER
 from egpu.codegen.device_code import RelocKind
 from egpu.codegen.helper_call import Call, argument_place, copy, copy_run_time, is_straight
-from egpu.codegen.library_ring import GROUP
+from egpu.codegen.library_ring import BY_COMMIT, BY_FLAG, GROUP
 from egpu.codegen.scope import STATE_MAPS, Scope
 from egpu.errors import InternalError
 
@@ -34,13 +34,38 @@ class Ring:
     data: str
     size: str
     state: str  # pointer to the word that holds the end of the last reserved group
+    flags: str  # "" or what finds a group's flag (ArenaLayout.flags_base and the arena's part)
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """Arguments that functions of this kind of ring have more than others."""
+        return (f"i64 {self.flags}",) if self.flags else ()
+
+    def function(self, name: str) -> str:
+        """The library's function for this kind of ring."""
+        return f"egpu.{name}{(BY_FLAG if self.flags else BY_COMMIT).suffix}"
 
 
 def _ring_records(scope: Scope, index: int) -> str:
     """Where the records of ring map ``index`` begin: SM slot 0's ring."""
+    arena = "device_arena" if _on_device(scope, index) else "host_arena"
     return scope.body.binary(
-        "add", "i64", scope.launch("host_arena"), scope.symbol(RelocKind.RING_DATA, index)
+        "add", "i64", scope.launch(arena), scope.symbol(RelocKind.RING_DATA, index)
     )
+
+
+def _on_device(scope: Scope, index: int) -> bool:
+    return scope.unit.verified.program.maps[index].on_device
+
+
+def _flags(scope: Scope, index: int) -> str:
+    """What finds the flags of rings in device memory, "" for others; the same for all maps."""
+    if not _on_device(scope, index):
+        return ""
+    body, arena = scope.body, scope.launch("device_arena")
+    part = body.binary("lshr", "i64", arena, str(RING_GRANULE.bit_length() - 1))
+    rest = body.binary("sub", "i64", arena, part)
+    return body.binary("add", "i64", rest, scope.symbol(RelocKind.RING_FLAGS))
 
 
 def _ring(call: Call) -> Ring:
@@ -57,7 +82,8 @@ def ring_at(scope: Scope, index: int) -> Ring:
     size = scope.symbol(RelocKind.RING_SIZE, index)
     skip = body.binary("mul", "i64", scope.slot(), size)
     data = body.binary("add", "i64", _ring_records(scope, index), skip)
-    return Ring(scope.of_slot(control, index), data, size, scope.state(STATE_MAPS + 8 * index))
+    state = scope.state(STATE_MAPS + 8 * index)
+    return Ring(scope.of_slot(control, index), data, size, state, _flags(scope, index))
 
 
 def ring_arguments(ring: Ring, size: str) -> tuple[str, str, str, str]:
@@ -146,7 +172,8 @@ def _write(call: Call, ring: Ring, output: _Output) -> str:
     _unless_oversize(call, ring, size, (claim, done))
     arguments = ring_arguments(ring, size)
     together = "true" if is_straight(known) else "false"
-    begun = body.call(GROUP, "egpu.output_begin", *arguments, f"i1 {together}")
+    begin, end = ring.function("output_begin"), ring.function("output_end")
+    begun = body.call(GROUP, begin, *arguments, f"i1 {together}", *ring.more)
     record = body.value(f"extractvalue {GROUP} {begun}, 0")
     body.store("i64", str(output.full), "ptr", result, 8)
     body.branch_if(body.compare("eq", "i64", record, "0"), done, write)
@@ -161,7 +188,7 @@ def _write(call: Call, ring: Ring, output: _Output) -> str:
     mask = body.value(f"extractvalue {GROUP} {begun}, 2")
     joint = body.value(f"extractvalue {GROUP} {begun}, 3")
     ends = (f"i64 {position}", f"i32 {mask}", f"i1 {joint}")
-    body.call_void("egpu.output_end", *arguments[1:], *ends)
+    body.call_void(end, *arguments[1:], *ends, *ring.more)
     body.store("i64", "0", "ptr", result, 8)
     body.branch(done)
     body.label(done)
@@ -182,7 +209,7 @@ def ring_reserve(call: Call) -> str:
     same = "false" if scope.operand(call.pc, 2).value is None else "true"
     later = "true" if _reserved(scope) else "false"
     arguments = (*ring_arguments(ring, size), f"i1 {same}", f"ptr {ring.state}", f"i1 {later}")
-    record = body.call("i64", "egpu.reserve", *arguments)
+    record = body.call("i64", ring.function("reserve"), *arguments, *ring.more)
     body.store("i64", record, "ptr", result, 8)
     body.branch(done)
     body.label(done)
@@ -193,15 +220,16 @@ def ring_commit(flag: int) -> Callable[[Call], None]:
     def build(call: Call) -> None:
         scope = call.scope
         record = scope.get(1)
-        data, size, state = _ring_of_record(call, record)
+        data, size, state, flags = _ring_of_record(call, record)
         scope.body.call_void(
-            "egpu.commit",
+            f"egpu.commit{(BY_FLAG if flags else BY_COMMIT).suffix}",
             f"i64 {record}",
             f"i64 {data}",
             f"i64 {size}",
             f"ptr {state}",
             f"i64 {flag}",
             f"i64 {_reserved(scope)}",
+            *((f"i64 {flags}",) if flags else ()),
         )
 
     return build
@@ -229,8 +257,9 @@ def _reserves(insn: Insn) -> bool:
     )
 
 
-def _ring_of_record(call: Call, record: str) -> tuple[str, str, str]:
-    """(first byte of the map's rings, bytes of one ring, state word) of the map of a record.
+def _ring_of_record(call: Call, record: str) -> tuple[str, str, str, str]:
+    """(first byte of the map's rings, bytes of one ring, state word, ``Ring.flags``) of the map of
+    a record.
 
     A record's address says which map it is of, where the facts do not."""
     scope, body = call.scope, call.scope.body
@@ -253,7 +282,9 @@ def _ring_of_record(call: Call, record: str) -> tuple[str, str, str]:
         data = body.select(here, "i64", other[0], data)
         size = body.select(here, "i64", other[1], size)
         state = body.select(here, "ptr", other[2], state)
-    return data, size, state
+    if len({program.maps[index].on_device for index in (first, *others)}) > 1:
+        raise InternalError(f"instruction {call.pc} releases a record of either kind of ring")
+    return data, size, state, _flags(scope, first)
 
 
 def _candidate(scope: Scope, index: int) -> tuple[str, str, str]:

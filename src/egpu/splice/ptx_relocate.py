@@ -137,7 +137,10 @@ def _value(
         case RelocKind.MAP_SPREAD:
             return str(_place(code, relocation, setting.layout).spread)
         case RelocKind.RING_DATA:
-            return str(_place(code, relocation, setting.layout).ring_data)
+            place = _place(code, relocation, setting.layout)
+            return str(place.ring_device or place.ring_data)
+        case RelocKind.RING_FLAGS:
+            return str(setting.layout.flags_base)
         case RelocKind.RING_SIZE:
             return str(_place(code, relocation, setting.layout).ring_size)
 

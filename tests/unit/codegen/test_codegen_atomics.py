@@ -39,6 +39,8 @@ ORDERED = {
     "release_gpu": ("i64 %a, i64 %v", "void"),
     "release_sys": ("i64 %a, i64 %v", "void"),
     "release_pair_sys": ("i64 %a, i64 %v, i64 %c", "void"),
+    "store_pair_gpu": ("i64 %a, i64 %v, i64 %c", "void"),
+    "release_flag_gpu": ("i64 %a, i16 1", "void"),
     "sync": ("i32 7", "void"),
     "active": ("", "i32"),
     "match": ("i64 %v, i32 7", "i32"),

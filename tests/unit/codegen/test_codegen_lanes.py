@@ -92,7 +92,7 @@ class Run:
         self.text = code.text
         image = splice_ptx(parse(KERNEL), "work", [code], self.layout)
         self.memory = DeviceMemory()
-        self.device = self.memory.allocate(self.layout.device_size)
+        self.device = self.memory.allocate(self.layout.device_bytes)
         self.host = self.memory.allocate(self.layout.host_size)
         for offset, data in initial_chunks(self.layout, maps, 1234):
             self.memory.write(self.device + offset, data)
