@@ -38,10 +38,13 @@ class Stepper:
         if answer != "done\n":
             raise RuntimeError(f"{line}: the workload answers {answer!r}")
 
-    def end(self, session) -> None:
-        self.do("nothing")
+    def close(self) -> None:
         self._to.close()
         self._from.close()
+
+    def end(self, session) -> None:
+        self.do("nothing")
+        self.close()
         if session.wait(120) != 0 or session.notes:
             raise RuntimeError(f"the workload ended with trouble: {session.notes}")
 

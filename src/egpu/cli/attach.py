@@ -29,6 +29,7 @@ from egpu.cli.session_options import (
     pin_option,
     pins_of,
     print_limit_option,
+    rings_option,
     twin_wait_option,
 )
 from egpu.errors import InputError
@@ -49,6 +50,7 @@ AGENT = "libegpu_agent.so"
 @occupancy_option
 @pin_option
 @map_deletions_option
+@rings_option
 @cost_limit_option
 @btf_option
 @control_option
@@ -73,6 +75,7 @@ def command(
     allow_occupancy_loss: bool,
     pins: tuple[str, ...],
     map_deletions: bool,
+    rings: str,
     cost_limit: int,
     btf: Path | None,
     allow_control: bool,
@@ -86,13 +89,14 @@ def command(
     Launches that begin from then on are probed and counted.  Control-C takes the programs out and
     prints the report; the workload runs on untouched.
     """
-    from egpu.session import Options  # noqa: PLC0415
+    from egpu.session import Options, RingMemory  # noqa: PLC0415
 
     options = Options(
         kernels=kernels,
         twin_wait_s=twin_wait,
         allow_occupancy_loss=allow_occupancy_loss,
         map_deletions=map_deletions,
+        rings=RingMemory(rings),
         allow_control=allow_control,
         lost_updates=allow_lost_updates,
         pins=pins_of(pins),

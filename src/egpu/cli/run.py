@@ -30,6 +30,7 @@ from egpu.cli.session_options import (
     pin_option,
     pins_of,
     print_limit_option,
+    rings_option,
     twin_wait_option,
 )
 from egpu.errors import InputError
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 @machine_code_option
 @pin_option
 @map_deletions_option
+@rings_option
 @click.option(
     "--every",
     metavar="N",
@@ -121,6 +123,7 @@ def command(
     machine_code: bool | None,
     pins: tuple[str, ...],
     map_deletions: bool,
+    rings: str,
     allow_control: bool,
     allow_lost_updates: bool,
     every: int | None,
@@ -149,7 +152,7 @@ def command(
     With --loader the loader shows its maps and records itself; see docs/bpftime.md.  With --idle
     nothing is attached, and there is no TOOL|OBJECT: `egpu attach` attaches it later.
     """
-    from egpu.session import Options  # noqa: PLC0415
+    from egpu.session import Options, RingMemory  # noqa: PLC0415
     from egpu.tools.registry import new_tool  # noqa: PLC0415
 
     options = Options(
@@ -160,6 +163,7 @@ def command(
         follow=not no_follow,
         machine_code=Options().machine_code if machine_code is None else machine_code,
         map_deletions=map_deletions,
+        rings=RingMemory(rings),
         sample=sample,
         allow_control=allow_control,
         lost_updates=allow_lost_updates,

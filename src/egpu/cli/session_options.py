@@ -41,6 +41,13 @@ map_deletions_option = click.option(
     is_flag=True,
     help="Let `egpu map delete` delete from hash maps although no program does.",
 )
+rings_option = click.option(
+    "--rings",
+    type=click.Choice(["host", "device"]),
+    default="host",
+    show_default=True,
+    help="Memory that programs write the records of rings to.",
+)
 print_limit_option = click.option(
     "--print-limit",
     metavar="N",

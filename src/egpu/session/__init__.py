@@ -9,7 +9,7 @@ from egpu.session.loadable import Globals, Object, ObjectProgram
 from egpu.session.map_list import ListedMap, list_maps
 from egpu.session.objects import Collection, combine
 from egpu.session.pinned import PinnedMap, open_map
-from egpu.session.session import Options, Session, SessionCost
+from egpu.session.session import Options, RingMemory, Session, SessionCost
 from egpu.session.starting import attach, run, start_idle
 from egpu.session.twins import TwinReport
 from egpu.session.workload import IdleWorkload
@@ -29,6 +29,7 @@ __all__ = [
     "Options",
     "PinnedMap",
     "Ring",
+    "RingMemory",
     "RingTotals",
     "Session",
     "SessionCost",

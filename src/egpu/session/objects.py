@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.own_maps import SPECS, missing_maps
 from egpu.bpf.program import (
     HOST_KINDS,
@@ -61,6 +62,15 @@ class Collection:
         """The same with hash maps from which others than the programs can delete."""
         maps = tuple(replace(spec, deletes=True) for spec in self.maps)
         return self.with_maps(maps)
+
+    def with_rings_on_device(self) -> Collection:
+        """The same with rings whose records are written to device memory."""
+        return self.with_maps(
+            tuple(
+                replace(spec, on_device=traits(spec.type).storage is Storage.RING)
+                for spec in self.maps
+            )
+        )
 
     def with_maps(self, maps: tuple[MapSpec, ...]) -> Collection:
         """The same programs with other maps in the places of theirs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import time
 from collections import Counter
@@ -51,6 +52,13 @@ from egpu.session.workload import (
 from egpu.verifier import Limits, VerifiedProgram
 
 
+class RingMemory(enum.Enum):
+    """Where programs write the records of rings to."""
+
+    HOST = "host"  # the host's memory, over the link; they outlive a crash of the workload
+    DEVICE = "device"  # the device's, from where the agent copies them
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a workload is run.
@@ -63,7 +71,8 @@ class Options:
     ``allow_control``: programs may change what the workload does (end threads). ``lost_updates``:
     programs may update what other threads update at the same time (some updates are then lost).
     ``map_deletions``: hash maps can be deleted from by the session although no program does, which
-    costs programs a little. ``sample``: probe one launch in so many of each kernel, the first
+    costs programs a little. ``rings``: which memory programs write the records of rings to.
+    ``sample``: probe one launch in so many of each kernel, the first
     included, and let the others run untouched. ``cache``: keep assembled twins on disk.
     ``snapshot_period_s``: how often maps are copied to where the session reads them.
     ``thread_slots``: threads of a launch for which per-thread maps have values (None: as
@@ -84,6 +93,7 @@ class Options:
     follow: bool = True
     machine_code: bool = True
     map_deletions: bool = False
+    rings: RingMemory = RingMemory.HOST
     sample: int = 1
     allow_control: bool = False
     lost_updates: bool = False

@@ -12,7 +12,7 @@ from egpu.session.arrivals import verify_all
 from egpu.session.loadable import Object
 from egpu.session.objects import Collection, combine
 from egpu.session.seconds import check_seconds
-from egpu.session.session import Options, Session
+from egpu.session.session import Options, RingMemory, Session
 from egpu.session.workload import IDLE_WAIT_S, Attachment, IdleWorkload, NewWorkload, Workload
 from egpu.verifier import Limits, Policy
 
@@ -76,6 +76,8 @@ def _open(workload: Workload, programs: Programs | Sequence[Programs], options: 
     collection = combine([item.bound() for item in objects]).with_cookies(options.cookies)
     if options.map_deletions:
         collection = collection.with_deletions()
+    if options.rings is RingMemory.DEVICE:
+        collection = collection.with_rings_on_device()
     limits = Limits(cost=options.cost_limit, lost_updates=options.lost_updates)
     policy = Policy.CONTROL if options.allow_control else Policy.PROBE
     verified = verify_all(collection.programs, policy, limits)
