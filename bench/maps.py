@@ -1,6 +1,6 @@
 """What map operations cost on a real GPU: rates, and ratios to the same atomics without a map.
 
-    python bench/maps.py [--only PART]... [--json FILE] [--sim]
+    python bench/maps.py [--only PART]... [--json FILE] [--rings host|device] [--sim]
 
 Parts: rates, hashes, pinned, million, rings, micro, micro_hash.  A time is the median of launches
 less that of the same kernel without a probe; every sum is checked against the number of threads,
@@ -68,7 +68,8 @@ PINNED = (
 MILLION = (Operation("hash_add_million", "native_hash_add_million", "add_million"),)
 
 Keep = Callable[[list[dict]], None]
-Ways = tuple[Path, Keep, bool]  # where things are built, who keeps rows, whether it is simulated
+# Where things are built, who keeps rows, whether it is simulated, the memory of rings.
+Ways = tuple[Path, Keep, bool, str]
 
 
 def operations(
@@ -114,8 +115,8 @@ def operations(
 
 
 def measured(plan: Plan, ways: Ways) -> Measured:
-    folder, keep, simulated = ways
-    return measure(plan, folder, keep, simulated=simulated)
+    folder, keep, simulated, memory = ways
+    return measure(plan, folder, keep, simulated=simulated, rings=memory)
 
 
 def check(what: str, found: int, expected: int) -> None:
@@ -145,7 +146,8 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
 
     Those are of launches that the rings have room for, as "dropped" shows; "flowing" is what the
     reader, which is one thread of Python, takes out in a process of its own while launches follow
-    each other; "reader" what it takes by itself.
+    each other; "reader" what it takes by itself; "drained" what the agent copies out of rings in
+    device memory at best.
     """
     divisor = FULL.threads // scale.threads
     link, region = _LINK_BYTES // divisor, _REGION // divisor
@@ -180,6 +182,7 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
         "link_store_gigabytes_per_s": round(stored, 2),
         "flowing_gigabytes_per_s": round(flowing / (ended - began) / 1e9, 2),
         "reader_gigabytes_per_s": round(found.read_bytes / max(found.read_s, 1e-9) / 1e9, 2),
+        "drained_gigabytes_per_s": round(max(found.drain_rate(), flow.drain_rate()) / 1e9, 2),
         "flowing": _all_records(flow),
         **what,
         "rows": [ring_row(found, kind, size, max(copied, stored)) for kind, size in RECORDS],
@@ -346,6 +349,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", choices=list(PARTS))
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--rings", choices=["host", "device"], default="host")
     parser.add_argument("--sim", action="store_true")
     options = parser.parse_args(arguments)
     chosen = options.only or list(PARTS)
@@ -364,7 +368,7 @@ def main(arguments: list[str]) -> int:
             store()
 
         scale = SMALL if options.sim else FULL
-        result = PARTS[name][1](scale, (folder, keep, options.sim))
+        result = PARTS[name][1](scale, (folder, keep, options.sim, options.rings))
         results[name] = result
         store()
         print(f"\n{name}")

@@ -24,6 +24,7 @@ from building import build_native, command, link_with_driver  # noqa: E402 - the
 START = time.monotonic()
 BLOCK = 256  # threads
 _POLL_S = 0.01  # seldom, so that few of the launches that are timed are read meanwhile
+_WATCH_S, _DRAIN_S = 0.0002, 0.002
 
 
 def say(what: str) -> None:
@@ -60,6 +61,18 @@ class Measured:
     read_bytes: int = 0
     read_s: float = 0.0  # of reading, without waiting
     read: list[tuple[float, int]] = field(default_factory=list)  # when, bytes until then
+    drained: list[tuple[float, int]] = field(default_factory=list)  # the same, out of device memory
+
+    def drain_rate(self) -> float:
+        """Bytes per second out of device memory in the best 2 ms or more, headers included."""
+        best, start, rows = 0.0, 0, self.drained
+        for now, drained in rows:
+            while now - rows[start + 1][0] >= _DRAIN_S if start + 1 < len(rows) else False:
+                start += 1
+            began, before = rows[start]
+            if now - began >= _DRAIN_S:
+                best = max(best, (drained - before) / (now - began))
+        return best
 
     def row(self, kernel: str) -> dict:
         return next(row for row in self.rows if row["kernel"] == kernel)
@@ -91,9 +104,15 @@ def build(folder: Path, sources: Sequence[str], *, native: bool) -> None:
 
 
 def measure(
-    plan: Plan, folder: Path, keep: Callable[[list[dict]], None], *, simulated: bool
+    plan: Plan,
+    folder: Path,
+    keep: Callable[[list[dict]], None],
+    *,
+    simulated: bool,
+    rings: str = "host",
 ) -> Measured:
-    """Run a plan; ``keep`` gets the rows so far after each.  Ends the program if a launch fails."""
+    """Run a plan; ``keep`` gets the rows so far after each.  Ends the program if a launch fails.
+    ``rings``: which memory programs write records to."""
     from egpu import session  # noqa: PLC0415 - its native parts are built by now
 
     paths = [str(HERE / "probes" / f"{name}.bpf.o") for name in plan.programs]
@@ -101,6 +120,7 @@ def measure(
         simulated=simulated,
         allow_occupancy_loss=True,
         thread_slots=plan.thread_slots,
+        rings=session.RingMemory(rings),
     )
     text, output = folder / "plan.txt", folder / "rows.jsonl"
     text.write_text("\n".join((plan.memory, f"budget {plan.budget_us}", *plan.steps)) + "\n")
@@ -114,6 +134,9 @@ def measure(
             threading.Thread(target=_read_rows, args=(output, found, keep, ended)),
             threading.Thread(target=_drain, args=(running, plan.rings, found, ended)),
         ]
+        if rings == "device":
+            watching = (running, plan.rings, found, ended)
+            readers.append(threading.Thread(target=_watch, args=watching))
         for reader in readers:
             reader.start()
         code = running.wait()
@@ -162,6 +185,21 @@ def _drain(running: object, names: Sequence[str], found: Measured, ended: thread
                     now = time.monotonic()
                     found.read_s += now - began
                     found.read.append((now, found.read_bytes))
+
+
+def _watch(running: object, names: Sequence[str], found: Measured, ended: threading.Event) -> None:
+    """How far the agent has copied records out of device memory, again and again."""
+    from egpu.maps.layout import READER_STRIDE, RING_READER  # noqa: PLC0415 - as above
+
+    step = READER_STRIDE // 8
+    while not ended.wait(_WATCH_S):
+        drained = 0
+        for name in names:
+            for arena, reader in running.maps[name].readers():
+                first = (reader.place.ring_readers + RING_READER["limit"][0]) // 8
+                words = arena.host.words[first : first + arena.layout.sm_slots * step : step]
+                drained += int(words.sum())
+        found.drained.append((time.monotonic(), drained))
 
 
 def _finish(ring: object) -> dict:

@@ -1,6 +1,7 @@
 """What probes in machine code cost eight PyTorch operators, as ratios within one process.
 
     PYTHONPATH=src python bench/operators.py [--rounds N] [--operator NAME]... [--json FILE]
+                                              [--rings host|device]
 
 All processes are there at once, and are asked for one operator after the other, in turn, so that
 only one has work.  In ``linked`` probes are attached for a measurement and taken out for the next:
@@ -60,6 +61,7 @@ ONE = {"do": "time", "warm": 0, "calls": 1, "times": 1}
 ONES = 5  # launches one by one, each with a pause behind it
 _ANSWER_S = 120.0
 _POLL_S = 0.001
+_ROOM_S = 0.005  # until what was read is room again
 
 
 class Asked:
@@ -94,8 +96,11 @@ class Asked:
 class Records:
     """Reads the rings of a session all the time, as ``egpu run`` does, and counts records."""
 
-    def __init__(self, running: session.Session, names: Sequence[str]) -> None:
+    def __init__(
+        self, running: session.Session, names: Sequence[str], memory: session.RingMemory
+    ) -> None:
         self._running = running
+        self._memory = memory
         self._names = names
         self._ended = threading.Event()
         self._passes = 0
@@ -117,6 +122,16 @@ class Records:
         until = self._passes + 2
         while self._passes < until:
             time.sleep(_POLL_S)
+        if self._memory is session.RingMemory.DEVICE:
+            while any(self.left(name) for name in self._names):
+                time.sleep(_POLL_S)
+            time.sleep(_ROOM_S)
+
+    def left(self, name: str) -> int:
+        """Records of rings in device memory that were written and not read yet."""
+        read = [reader.counts for _, reader in self._running.maps[name].readers()]
+        done = sum(each.received + each.discarded for each in read)
+        return self.counts(name)[0] - done
 
     def counts(self, name: str) -> tuple[int, int]:
         """(written, dropped) until now, by the device's own counters."""
@@ -233,7 +248,10 @@ def beside(one: Asked, other: Asked, operator: str) -> Row:
 class Bench:
     """Every process, and what is measured in them."""
 
-    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self, folder: Path, stack: contextlib.ExitStack, memory: session.RingMemory
+    ) -> None:
+        self._memory = memory
         self._report = folder / "report.json"
         egpu = [sys.executable, "-m", "egpu", "run", "kernelcount", "--json", "-o"]
         unmatched = [*egpu, str(self._report), "--kernels", "no_such_kernel", "--"]
@@ -256,12 +274,12 @@ class Bench:
     ) -> Linked:
         asked = Asked(folder, "linked" if sample == 1 else "sampled")
         paths = [str(OBJECTS[way]) for way in ways]
-        options = session.Options(sample=sample)
+        options = session.Options(sample=sample, rings=self._memory)
         running = stack.enter_context(session.run(asked.argv, programs=paths, options=options))
         running.detach()
         records = None
         if "records" in ways:
-            records = Records(running, [*map(ring_of, ("records", "records room"))])
+            records = Records(running, [*map(ring_of, ("records", "records room"))], self._memory)
             stack.callback(records.close)
         return Linked(asked, running, ways, records)
 
@@ -312,11 +330,13 @@ class Bench:
                 print(f"operators.py: {row.kernel} in some way: {reason}", file=sys.stderr)
 
 
-def measure(rounds: int, chosen: Sequence[str], keep: Callable[[dict], None]) -> dict:
+def measure(
+    rounds: int, chosen: Sequence[str], keep: Callable[[dict], None], memory: session.RingMemory
+) -> dict:
     """Rows of every round by way and operator."""
     seen: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        bench = Bench(Path(folder), stack)
+        bench = Bench(Path(folder), stack, memory)
         bench.digests()
         for _ in range(rounds):
             for name in chosen or bench.operators:
@@ -369,13 +389,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--operator", action="append", default=[], metavar="NAME")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--rings", choices=["host", "device"], default="host")
     options = parser.parse_args(arguments)
 
     def keep(seen: dict) -> None:
         if options.json:
             options.json.write_text(json.dumps({"raw": seen, "summary": summary(seen)}) + "\n")
 
-    print(table(summary(measure(options.rounds, options.operator, keep))))
+    memory = session.RingMemory(options.rings)
+    print(table(summary(measure(options.rounds, options.operator, keep, memory))))
     return 0
 
 
