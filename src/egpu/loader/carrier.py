@@ -22,7 +22,8 @@ class _Driver:
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise SystemExit(f"egpu: no CUDA driver ({error}); use --sim") from error
+            hint = "--sim, or --executor sim of egpu exec, runs it without one"
+            raise SystemExit(f"egpu: no CUDA driver ({error}); {hint}") from error
 
     def __call__(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
