@@ -61,7 +61,16 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path):
+def interruptible():
+    """What is started can be interrupted, also where these tests run in the background of a shell,
+    which has SIGINT ignored: a handler is not inherited, unlike that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def scene(tmp_path, interruptible):
     found = Scene(tmp_path)
     found.stepper.do("first 3 33")
     yield found
