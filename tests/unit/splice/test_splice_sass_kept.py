@@ -6,6 +6,7 @@ from sass_corpus import assemble, disassembled, needs_tools
 from test_splice_sass_encoding import instructions
 from test_splice_sass_schedule import RED, codes_of, meaning, raw, spliced
 
+from egpu.codegen import Launch
 from egpu.splice import sass_kept
 from egpu.splice.sass import splice_sass
 from egpu.splice.sass_encoding import (
@@ -64,6 +65,15 @@ def test_each_computes_its_own_where_registers_or_reasons_lack(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sass_kept, "_TIMES", ("%smid",))
         assert not shares()
+
+
+def test_each_computes_its_own_in_captured_launches():
+    """Whose entry probe may have been off when the exit probe is on."""
+    for name in ("counters.bpf.o", "threads.bpf.o"):
+        codes, layout = codes_of(name, Launch.CAPTURED)
+        _, leaving, entry = spliced(codes, layout)
+        for block in (leaving, entry):
+            assert any("VIRTUALSMID" in line.text for line in block)
 
 
 def test_addresses_that_differ_are_not_shared(monkeypatch):

@@ -9,7 +9,7 @@ from sass_corpus import ARCHS, assemble, cubin, disassembled, needs_tools
 from test_splice_sass_encoding import instructions
 
 from egpu.bpf.object import read_object
-from egpu.codegen import compile_probe
+from egpu.codegen import Launch, compile_probe
 from egpu.maps import plan
 from egpu.session.additive import additive_maps
 from egpu.splice.sass import splice_sass
@@ -53,10 +53,12 @@ RED = 0x18E
 CONTROL = (STALL, YIELD, WRITE_SCOREBOARD, READ_SCOREBOARD, WAIT, REUSE)
 
 
-def codes_of(name):
+def codes_of(name, launch=Launch.DIRECT):
     read = read_object((PROBES / name).read_bytes(), name)
     verified = [verify(program) for program in read.programs]
-    codes = tuple(compile_probe(each, point=each.program.attach[0]) for each in verified)
+    codes = tuple(
+        compile_probe(each, point=each.program.attach[0], launch=launch) for each in verified
+    )
     return codes, plan(read.maps, 132, additive=additive_maps(verified, read.maps))
 
 
