@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from egpu.errors import InternalError
 from egpu.splice.sass_encoding import (
     BASE,
     BRA,
@@ -74,19 +75,21 @@ def localised(words: tuple[int, ...], arch: int) -> tuple[int, ...]:
 
     So a register that holds one constant from beginning to end holds nothing else in between.
     """
-    live = _live_before(words, arch)
+    live, needed = _live(words, arch)
     begins = _block_begins(words, arch)
     used = {register // 2 for word in words for register in _named(word)}
     free = [pair for pair in range(URZ // 2) if pair not in used]
     other: dict[int, int] = {}
     found = list(words)
-    for first, last, pair in _local_values(words, live, begins):
+    for first, last, pair in _local_values(words, live, needed, begins):
         if pair not in other:
             if not free:
                 return words
             other[pair] = free.pop(0)
         for at in range(first, last + 1):
             found[at] = _with_pair(found[at], pair, other[pair])
+    if _live(found, arch)[0][0] != live[0]:
+        raise InternalError("a uniform value that was given another register on some ways only")
     return tuple(found)
 
 
@@ -104,18 +107,21 @@ def _with_pair(word: int, pair: int, other: int) -> int:
 
 
 def _local_values(
-    words: Sequence[int], live: Sequence[frozenset[int]], begins: frozenset[int]
+    words: Sequence[int],
+    live: Sequence[frozenset[int]],
+    needed: Sequence[frozenset[int]],
+    begins: frozenset[int],
 ) -> list[tuple[int, int, int]]:
     """(first, last instruction, pair of registers) of values that end where they began: from a
-    write into a pair of which nothing is needed, to where nothing of it is needed any more."""
+    write into a pair of which nothing is needed, to where nothing of it is needed any more, on
+    whatever way."""
     found: list[tuple[int, int, int]] = []
     open_since: dict[int, int] = {}
     for at, word in enumerate(words):
         if at in begins:
             open_since.clear()
         before = {register // 2 for register in live[at]}
-        after_all = live[at + 1] if at + 1 < len(words) else frozenset()
-        after = {register // 2 for register in after_all}
+        after = {register // 2 for register in needed[at]}
         for pair in {register // 2 for register in reads_and_writes(word)[1]} - before:
             open_since[pair] = at
         for pair in set(open_since) - after:
@@ -137,9 +143,10 @@ def _block_begins(words: Sequence[int], arch: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def _live_before(words: Sequence[int], arch: int) -> list[frozenset[int]]:
-    """Registers that are needed before each instruction."""
+def _live(words: Sequence[int], arch: int) -> tuple[list[frozenset[int]], list[frozenset[int]]]:
+    """Registers that are needed before each instruction, and behind it on any way."""
     live: list[frozenset[int]] = [frozenset()] * len(words)
+    behind = list(live)
     returned = tuple(at + 1 for at, word in enumerate(words) if OPCODE.of(word) == CALL)
     changed = True
     while changed:
@@ -152,10 +159,11 @@ def _live_before(words: Sequence[int], arch: int) -> list[frozenset[int]]:
                     after |= live[to]
             reads, writes = reads_and_writes(word)
             surely = writes if GUARD.of(word) == PT else set()
+            behind[at] = after
             needed = frozenset(after - surely | reads)
             if needed != live[at]:
                 live[at], changed = needed, True
-    return live
+    return live, behind
 
 
 def _successors(word: int, at: int, arch: int) -> tuple[int, ...]:
