@@ -8,7 +8,7 @@ from dataclasses import replace
 from egpu.bpf.program import AttachKind
 from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin_kernel import Kernel
-from egpu.splice.occupancy import REGISTER_STEP, free_registers
+from egpu.splice.occupancy import free_registers
 from egpu.splice.sass_carried import carried, localised
 from egpu.splice.sass_encoding import COLLECTIVES, EXIT, OPCODE
 from egpu.splice.sass_probe import (
@@ -36,17 +36,17 @@ def assembled(
     the kernel does not use (``around``).  Probes that do not do so are assembled with more of their
     values in ordinary registers; UnsupportedError when nothing helps.
     """
-    blocks = _held_blocks(kernel, setting, most, Manner(), rules)
+    blocks = _held_blocks(kernel, setting, most, Manner())
     joined = bool(blocks.entry) and _ways_out(blocks.entry) > 1
     if joined:
-        blocks = _held_blocks(kernel, setting, most, Manner(joined=True), rules)
+        blocks = _held_blocks(kernel, setting, most, Manner(joined=True))
     if blocks.exit is None or Rule.NO_CARRIED_UNIFORMS not in rules:
         return blocks
     reason: UnsupportedError | None = None
     for apart in Apart:
         if apart is not Apart.NOTHING:
             manner = Manner(apart=apart, joined=joined)
-            blocks = _held_blocks(kernel, setting, most, manner, rules)
+            blocks = _held_blocks(kernel, setting, most, manner)
         for each in (blocks, _localised(blocks, setting)):
             found = _objection(each, setting, around, rules)
             if found is None:
@@ -64,44 +64,10 @@ def _held_blocks(
     setting: ProbeSetting,
     most: int | None,
     manner: Manner,
-    rules: frozenset[Rule],
 ) -> ProbeBlocks:
     """The probes assembled in this manner, in registers that the kernel has anyway if they fit."""
     natural = assemble_probes(kernel, setting, manner)
-    return _without_stack(kernel, setting, _held(kernel, natural, most, manner), rules)
-
-
-def _without_stack(
-    kernel: Kernel, setting: ProbeSetting, manner: Manner, rules: frozenset[Rule]
-) -> ProbeBlocks:
-    """The code in as few registers as it takes with nothing in local memory."""
-    blocks = assemble_probes(kernel, setting, manner)
-    if Rule.NO_STACK not in rules:
-        return blocks
-    natural = assemble_probes(kernel, setting, replace(manner, entry=0, exit=0))
-    while _stacked(blocks.entry) or _stacked(blocks.exit):
-        wider = replace(
-            manner,
-            entry=_wider(manner.entry, blocks.entry, natural.entry),
-            exit=_wider(manner.exit, blocks.exit, natural.exit),
-        )
-        if wider == manner:
-            raise UnsupportedError(f"probes in {kernel.name} that keep values in local memory")
-        manner = wider
-        blocks = assemble_probes(kernel, setting, manner)
-    return blocks
-
-
-def _stacked(block: ProbeBlock | None) -> bool:
-    return block is not None and block.frame > 0
-
-
-def _wider(limit: int, block: ProbeBlock | None, natural: ProbeBlock | None) -> int:
-    """The next limit for a block that keeps something in local memory, 0 for none."""
-    if not _stacked(block) or natural is None:
-        return limit
-    wider = limit + REGISTER_STEP
-    return wider if limit and wider < natural.registers else 0
+    return assemble_probes(kernel, setting, _held(kernel, natural, most, manner))
 
 
 def _objection(

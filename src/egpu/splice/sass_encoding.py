@@ -164,7 +164,7 @@ def branch(arch: int, distance: int, *, guard: int = PT, second: int = PT, wait:
 
 def distance_of(word: int, arch: int) -> int:
     """Bytes from the instruction behind a BRA, BSSY, CALL or RET to the place that it names."""
-    if arch >= _SPLIT_DISTANCE and OPCODE.of(word) != BSSY:  # whose barrier has that place
+    if _distance_is_split(word, arch):
         value = _DISTANCE_HIGH.of(word) << 8 | _DISTANCE_LOW.of(word)
         width = _DISTANCE_HIGH.width + 8
     else:
@@ -175,14 +175,18 @@ def distance_of(word: int, arch: int) -> int:
 
 
 def with_distance(word: int, arch: int, distance: int) -> int:
-    """A BRA that jumps elsewhere."""
+    """A BRA or BSSY that names another place."""
     if distance % SIZE:
         raise InternalError(f"a jump over {distance} bytes")
     units = distance // 4
-    if arch < _SPLIT_DISTANCE:
+    if not _distance_is_split(word, arch):
         return _DISTANCE.set(word, units & (1 << _DISTANCE.width) - 1)
     word = _DISTANCE_LOW.set(word, units & 0xFF)
     return _DISTANCE_HIGH.set(word, units >> 8 & (1 << _DISTANCE_HIGH.width) - 1)
+
+
+def _distance_is_split(word: int, arch: int) -> bool:
+    return arch >= _SPLIT_DISTANCE and OPCODE.of(word) != BSSY  # whose barrier has that place
 
 
 _SPLIT_DISTANCE = 90  # from here on the low 8 bits have a place of their own
@@ -224,6 +228,15 @@ def constant_of(word: int) -> tuple[int, int | None] | None:
 
 
 CONSTANT_FORMS = (3, 5)
+
+
+STACK_POINTER = 1
+
+
+def loads_stack_pointer(word: int) -> bool:
+    """Whether it is how a kernel that keeps nothing on the stack begins: nothing waits for it."""
+    untracked = WRITE_SCOREBOARD.of(word) == NO_SCOREBOARD
+    return OPCODE.of(word) == LDC and DESTINATION.of(word) == STACK_POINTER and untracked
 
 
 def is_store(word: int) -> bool:

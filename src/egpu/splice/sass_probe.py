@@ -31,6 +31,7 @@ from egpu.splice.sass_encoding import (
     OPCODE,
     SHARED_OFFSET,
     SIZE,
+    STACK_POINTER,
     WRITE_SCOREBOARD,
     constant_of,
     distance_of,
@@ -55,7 +56,6 @@ from egpu.splice.sass_straight import straightened
 Assemble = Callable[[str, str], bytes]
 ASSEMBLER_OPTIONS = ("--disable-optimizer-constants",)
 
-_STACK_POINTER = 1
 _WORD = 8
 _BANKS = re.compile(r"\.nv\.constant[1-9]")
 _LIFTED = 256  # sets of probes, manners and layouts whose code is kept
@@ -243,7 +243,7 @@ def _block(words: list[int], arch: int, kernel: Kernel) -> ProbeBlock:
     first = words[0]
     skips = (
         kernel.frame == 0
-        and DESTINATION.of(first) == _STACK_POINTER
+        and DESTINATION.of(first) == STACK_POINTER
         and WRITE_SCOREBOARD.of(first) == NO_SCOREBOARD
     )
     return ProbeBlock(tuple(words), int(skips), kernel.registers, kernel.frame)

@@ -17,6 +17,7 @@ from egpu.splice.sass_encoding import (
     BASE,
     GUARD,
     LATE_READERS,
+    LDC,
     MEETINGS,
     NO_SCOREBOARD,
     NOP,
@@ -31,6 +32,7 @@ from egpu.splice.sass_encoding import (
     branch,
     instruction,
     is_store,
+    loads_stack_pointer,
 )
 
 
@@ -72,10 +74,15 @@ class Rule(enum.Enum):
         "with one lane's mask, in which others wait for ever or are an illegal instruction; so in "
         "an exit probe no lanes meet, and none work together"
     )
-    NO_STACK = (
-        "what exit probes kept in local memory was read back as what an earlier thread had left "
-        "there, now and then, on an H200; why is not known: probes keep nothing there, even if it "
-        "takes more registers"
+    MEETING_AGAIN = (
+        "lanes that part in an entry probe go on one by one behind the assembler's last "
+        "bar.warp.sync, and the kernel exchanges values between lanes as if all were there: they "
+        "meet at a convergence barrier behind the probe"
+    )
+    LATE_STACK_POINTER = (
+        "a kernel that keeps nothing on the stack loads the stack pointer all the same, and waits "
+        "for it nowhere: the load may land in an exit probe, behind its own, which then reads what "
+        "it stored from another place; it is taken out where an exit probe has a stack"
     )
 
 
@@ -110,6 +117,14 @@ def _tracked(word: int, rules: frozenset[Rule]) -> int:
     if Rule.VISIBLE_SCOREBOARD in rules and STALL.of(word) < _VISIBLE_AFTER:
         word = STALL.set(word, _VISIBLE_AFTER)
     return word
+
+
+def without_late_stack_pointer(code: Code, rules: frozenset[Rule]) -> Code:
+    """A kernel's code for an exit probe that has a stack, which loads the pointer for itself."""
+    if Rule.LATE_STACK_POINTER not in rules:
+        return code
+    late = [index for index in code.where(LDC) if loads_stack_pointer(code[index])]
+    return code.with_words({index: nothing(code[index]) for index in late})
 
 
 def after_everything(word: int, rules: frozenset[Rule]) -> int:

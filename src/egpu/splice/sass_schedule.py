@@ -16,10 +16,8 @@ from dataclasses import dataclass
 
 from egpu.splice.sass_encoding import (
     CS2R,
-    DESTINATION,
     EXIT,
     GUARD,
-    LDC,
     NO_SCOREBOARD,
     NOP,
     OPCODE,
@@ -32,6 +30,7 @@ from egpu.splice.sass_encoding import (
     WRITE_SCOREBOARD,
     YIELD,
     instruction,
+    loads_stack_pointer,
 )
 from egpu.splice.sass_operands import Kind, Operands, operands
 
@@ -50,7 +49,6 @@ _LATENCY_OF_SPECIAL = 10
 _SCOREBOARDS = 5  # the last one is for stores (sass_rules)
 _SEEN_AFTER = 2  # cycles until a scoreboard can be waited for
 _MOST_STALL, _LONG_STALL = 15, 12
-_STACK_POINTER = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +72,13 @@ def reordered(words: Sequence[int]) -> tuple[int, ...] | None:
 
     The order of what depends on each other, of reductions, and of readings of the clock stays.
     """
-    head = 1 if words and _loads_stack_pointer(words[0]) else 0
+    head = 1 if words and loads_stack_pointer(words[0]) else 0
     inner = [word for word in words[head:-1] if OPCODE.of(word) != NOP]
     steps = _steps(inner)
     if steps is None or not inner or not _ends(words[-1]):
         return None
     emitted = _emitted(steps, _order(steps))
     return (*words[:head], *emitted, WAIT.set(words[-1], 0))
-
-
-def _loads_stack_pointer(word: int) -> bool:
-    """What a kernel begins with; nothing waits for it."""
-    untracked = WRITE_SCOREBOARD.of(word) == NO_SCOREBOARD
-    return OPCODE.of(word) == LDC and DESTINATION.of(word) == _STACK_POINTER and untracked
 
 
 def _ends(word: int) -> bool:

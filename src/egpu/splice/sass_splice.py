@@ -34,6 +34,7 @@ from egpu.splice.sass_encoding import (
 )
 from egpu.splice.sass_encoding import EXIT as EXIT_OPCODE
 from egpu.splice.sass_kernel import lowest_register_limit
+from egpu.splice.sass_meeting import between_barriers
 from egpu.splice.sass_probe import (
     ProbeBlock,
     ProbeBlocks,
@@ -48,6 +49,7 @@ from egpu.splice.sass_rules import (
     register_count,
     tracked,
     with_late_reads,
+    without_late_stack_pointer,
     without_meetings,
 )
 from egpu.splice.sass_uniform import Usage, free_numbers, renamed
@@ -98,6 +100,8 @@ class Splice:
         code = self._code
         if self._blocks.exit:
             code = with_late_reads(code, self._rules)
+            if self._blocks.exit.frame:
+                code = without_late_stack_pointer(code, self._rules)
             changed |= self._redirect_exits(code, self._blocks.exit)
             self._added += self._leaving(self._blocks.exit)
         if self._blocks.entry or self._starts:
@@ -153,10 +157,9 @@ class Splice:
 
     def _redirect_entry(self, first: int, block: ProbeBlock | None) -> int:
         """What becomes of the first instruction: a jump; the probes end in it and jump back."""
-        probe = list(block.words) if block else []
-        start = block.start if block else 0
+        probe = list(block.words[block.start :]) if block else []
         # Every warp comes here: the fewer lines of the instruction cache it takes the better.
-        self._added += [instruction(NOP, stall=0)] * (-(self._end + start) % _CACHE_LINE)
+        self._added += [instruction(NOP, stall=0)] * (-self._end % _CACHE_LINE)
         begin = self._end
         if probe:
             _check_single_exit(probe, self._kernel.name)
@@ -168,13 +171,16 @@ class Splice:
             for index in leaving:
                 distance = (len(probe) - index - 1) * SIZE
                 probe[index] = jump_for_exit(probe[index], self._arch, distance, self._rules)
+        if Rule.MEETING_AGAIN in self._rules:
+            probe = list(between_barriers(probe, self._arch))
         tail = [read_clock(self._starts[kind], _SPECIALS[kind]) for kind in self._starts]
-        tail.append(self._displaced(first, begin + len(probe) + len(tail)))
-        tail[0] = after_everything(tail[0], self._rules)
+        if OPCODE.of(first) != NOP:
+            tail.append(self._displaced(first, begin + len(probe) + len(tail)))
         back = begin + len(probe) + len(tail)
         tail.append(branch(self._arch, (1 - back - 1) * SIZE))
+        tail[0] = after_everything(tail[0], self._rules)
         self._added += probe + tail
-        return branch(self._arch, (begin + start - 1) * SIZE, wait=WAIT.of(first))
+        return branch(self._arch, (begin - 1) * SIZE, wait=WAIT.of(first))
 
     def _displaced(self, word: int, index: int) -> int:
         """The kernel's first instruction at another place; an exit jump goes where it went."""
