@@ -71,9 +71,12 @@ def host_calls(built: Built) -> str:
     wanted = {
         THREADS: sum(threads),
         FOUND_MADE: sum(number * count for number, count in enumerate(threads, 1)),
-        FOUND_RETURNED: sum(number * count for number, count in enumerate(threads)),
     }
+    # A kernel runs while its launch returns: some of its threads may find that it has.
+    least = sum(number * count for number, count in enumerate(threads))
+    returned = sums.pop(FOUND_RETURNED)
     require(sums == wanted, f"sums are {sums}, not {wanted}")
+    require(least <= returned <= wanted[FOUND_MADE], f"{returned} returned, at least {least}")
     require(calls == {MADE: 400, RETURNED: 400}, f"calls are {calls}")
     program = built.program("increments")
     with api.run([program], programs=at_launches_of(program)) as session:

@@ -73,7 +73,7 @@ def hashes_code(built: Built) -> str:
         argv = demo(built, Way.MACHINE_CODE, 1, 200_003)
         run = run_object(name, argv, Way.MACHINE_CODE, "--allow-occupancy-loss", timeout=30)
         threads = sum(row["threads"] for row in run.totals.values())
-        wrong = wrong_totals(run.report["maps"], threads)
+        wrong = wrong_totals(run.report, threads)
         require(not wrong, f"{name}: " + "; ".join(wrong[:20]))
         done.append(f"{part} {sum(results_of(run.report['maps']).values()):,}")
     return f"operations exact: {', '.join(done)}"

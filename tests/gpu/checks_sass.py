@@ -111,15 +111,15 @@ def sass_stress(built: Built) -> str:
 def sass_warps(built: Built) -> str:
     """A lane that the hardware elects counts at entry and exit of each warp: exact sums, whatever
     diverges, in kernels that were written to be disturbed and in short ones."""
-    return _counted(built, "counters.bpf.o")
+    return _summed(built, "counters.bpf.o")
 
 
 def sass_threads(built: Built) -> str:
     """The same where each thread adds one, which one lane does for all that are there."""
-    return _counted(built, "threads.bpf.o")
+    return _summed(built, "threads.bpf.o")
 
 
-def _counted(built: Built, probes: str) -> str:
+def _summed(built: Built, probes: str) -> str:
     program = str(ROOT / "bench" / "probes" / probes)
     answers = []
     for argv in ([built.program("machine_code"), "20"], [built.program("stress"), "150"]):
@@ -214,10 +214,10 @@ def leaving(built: Built) -> str:
             require(lines == unprobed.output.strip().splitlines(), "output differs")
             wrong, probed_threads = wrong_leavings(kernels, report, found)
             require(not wrong, f"{program}: {'; '.join(wrong)}")
-            whole = program == name
-            launches = report["launches"]
-            all_probed = launches["seen"] == launches["probed"]
-            require(all_probed or not whole, f"{program}: {launches} {report['warnings'][:5]}")
+            missed = {row["name"] for row in report["kernels"] if row["not_probed"]}
+            # A cooperative launch never runs a twin of which fewer blocks fit.
+            few = missed <= {"together"}
+            require(few or program != name, f"{program}: {missed} {report['warnings'][:5]}")
             threads += probed_threads
             records += len(found)
     return f"{threads:,} threads and {records:,} records exact"
@@ -397,7 +397,7 @@ def _durations(run: Observed) -> str:
     )
 
 
-_LONG_NAME = 60  # what tables show, cut or not
+_LONG_NAME = 80  # what tables show, cut or not
 
 
 def blocksched_torch(built: Built) -> str:

@@ -22,8 +22,6 @@ WAYS = (Way.PTX, Way.MACHINE_CODE)
 
 # Objects whose programs are refused in the machine code of every kernel, and why.
 REFUSED = {
-    "prints": "that keep values in local memory",
-    "reads": "that keep values in local memory",
     "ending": "ending threads in machine code",
 }
 

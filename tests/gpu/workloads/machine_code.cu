@@ -198,6 +198,18 @@ extern "C" __global__ void __launch_bounds__(128) tensor(float *c, const half *a
   store_matrix_sync(c + row * n + column, sum, n, mem_row_major);
 }
 
+// Sets many registers at once, which a probe at its entry may have stored from a moment before.
+extern "C" __global__ void zeroed(unsigned *out, unsigned turns) {
+  unsigned sums[24] = {};
+  for (unsigned turn = 0; turn < turns; ++turn)
+#pragma unroll
+    for (unsigned k = 0; k < 24; ++k) sums[k] = (sums[k] ^ turn) * 5 + (sums[(k + 1) % 24] ^ threadIdx.x);
+  unsigned sum = 0;
+#pragma unroll
+  for (unsigned k = 0; k < 24; ++k) sum = sum * 31 + sums[k];
+  out[linear()] = sum;
+}
+
 template <typename T>
 static T *device(const std::vector<T> &values) {
   T *pointer;
@@ -251,6 +263,9 @@ int main(int argc, char **argv) {
     reduced<<<50, 256, 32 * sizeof(unsigned)>>>(out, in, count);
     report.launched("reduced", {50}, {256});
     digest(out, 1);
+    zeroed<<<600, 1024>>>(out, 2);
+    report.launched("zeroed", {600}, {1024});
+    digest(out, 600 * 1024);
     dim3 shape(3, 5, 2), threads(7, 3, 2);
     bounded<<<shape, threads>>>(out, in, 1000);
     report.launched("bounded", {3, 5, 2}, {7, 3, 2});
