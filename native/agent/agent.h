@@ -173,6 +173,7 @@ struct arena {
     bool copying;      /* a snapshot is on its way */
     bool requested;    /* by the session */
     uint64_t allocations, allocations_state; /* the table's offset (0: none), its last state */
+    bool allocations_changed;                /* under the allocations lock */
     CUfunction clock;  /* writes the device's clock; NULL: not compared */
     uint64_t clock_offset, clock_compared;
     bool complete;     /* the last waited-for snapshot was copied whole */
@@ -287,8 +288,35 @@ void egpu_drain_turn(struct arena *arena);
 void egpu_drain_all(struct arena *arena, uint64_t deadline);
 
 /* allocations.c */
+/* Memory whose address, and nothing else, a kernel needs to read it. */
+struct allocation {
+    uint64_t start, end;
+    CUcontext context; /* whose kernels may; NULL: those of all contexts of `devices` */
+    uint64_t devices;  /* a bit for each that may read it; 0: none may */
+    CUmemoryPool pool; /* given by name; NULL: none was */
+};
+
+struct allocations_change {
+    struct quiet quiet;
+    int mode;
+};
+
+bool egpu_allocations_wanted(void);
 void egpu_allocations_begin(struct arena *arena);
 void egpu_allocations_drop(CUcontext context);
+void egpu_allocations_add(struct allocation one);
+void egpu_allocations_remove(uint64_t start, uint64_t size);
+uint64_t egpu_device_bit(int ordinal); /* 0 for one beyond those that are told apart */
+/* Between these two the table is the caller's; no probe reads by the old one after the second. */
+struct allocations_change egpu_allocations_change(void);
+void egpu_allocations_changed(struct allocations_change change);
+/* All of it that [start, end) touches, in a change; `keep` may change devices, false removes. */
+void egpu_allocations_each(uint64_t start, uint64_t end,
+                           bool (*keep)(struct allocation *one, const void *what),
+                           const void *what);
+
+/* mappings.c */
+void egpu_mappings_drop(CUdevice device);
 
 /* stacks.c */
 void egpu_stacks_begin(void);

@@ -70,7 +70,7 @@ CUresult cuCtxDestroy_v2(CUcontext context)
 }
 
 /* A release ends the context only when it was the last; afterwards the driver says which it was. */
-static CUresult let_go(CUdevice device, CUresult (*real)(CUdevice))
+static CUresult let_go(CUdevice device, CUresult (*real)(CUdevice), bool reset)
 {
     unsigned flags;
     int active = 0;
@@ -82,11 +82,14 @@ static CUresult let_go(CUdevice device, CUresult (*real)(CUdevice))
     struct arena *arena = primary_of(device);
     if (arena != NULL)
         egpu_finish(arena->context);
+    if (reset)
+        egpu_mappings_drop(device);
     pthread_mutex_lock(&egpu.arena_lock);
     CUresult result = real(device);
-    bool gone = arena != NULL && result == CUDA_SUCCESS &&
-                (CALL(cuDevicePrimaryCtxGetState, device, &flags, &active) != CUDA_SUCCESS ||
-                 !active);
+    bool ended = result == CUDA_SUCCESS &&
+                 (CALL(cuDevicePrimaryCtxGetState, device, &flags, &active) != CUDA_SUCCESS ||
+                  !active);
+    bool gone = ended && arena != NULL;
     if (gone) {
         egpu_arena_close(arena, false);
         atomic_store(&arena->state, ARENA_GONE);
@@ -96,26 +99,28 @@ static CUresult let_go(CUdevice device, CUresult (*real)(CUdevice))
         egpu_drop_context(arena->context);
         egpu_allocations_drop(arena->context);
     }
+    if (ended)
+        egpu_mappings_drop(device);
     egpu_loud(quiet);
     return result;
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
-    return let_go(device, REAL(cuDevicePrimaryCtxRelease));
+    return let_go(device, REAL(cuDevicePrimaryCtxRelease), false);
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
-    return let_go(device, REAL(cuDevicePrimaryCtxRelease_v2));
+    return let_go(device, REAL(cuDevicePrimaryCtxRelease_v2), false);
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice device)
 {
-    return let_go(device, REAL(cuDevicePrimaryCtxReset));
+    return let_go(device, REAL(cuDevicePrimaryCtxReset), true);
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
-    return let_go(device, REAL(cuDevicePrimaryCtxReset_v2));
+    return let_go(device, REAL(cuDevicePrimaryCtxReset_v2), true);
 }

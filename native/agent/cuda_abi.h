@@ -18,6 +18,8 @@ typedef struct CUstream_st *CUstream;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUmemPoolHandle_st *CUmemoryPool;
+typedef unsigned long long CUmemGenericAllocationHandle;
 
 enum {
     CUDA_SUCCESS = 0,
@@ -62,11 +64,16 @@ enum {
     CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
     CU_GRAPH_NODE_TYPE_KERNEL = 0,
     CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2,
+    CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+    CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,
+    CU_MEM_ACCESS_FLAGS_PROT_READ = 1, /* a bit of PROT_READWRITE, too */
 };
 
 #define CU_LAUNCH_PARAM_END ((void *)0)
 #define CU_LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
 #define CU_LAUNCH_PARAM_BUFFER_SIZE ((void *)2)
+#define CU_STREAM_LEGACY ((CUstream)1)
 #define CU_STREAM_PER_THREAD ((CUstream)2)
 
 typedef struct {
@@ -132,11 +139,33 @@ typedef struct {
     size_t WidthInBytes, Height;
 } CUDA_MEMCPY2D_v2;
 
+typedef struct {
+    int type, id;
+} CUmemLocation;
+
+typedef struct {
+    CUmemLocation location;
+    int flags;
+} CUmemAccessDesc;
+
+typedef struct {
+    int type, requestedHandleTypes;
+    CUmemLocation location;
+    void *win32HandleMetaData;
+    struct {
+        unsigned char compressionType, gpuDirectRDMACapable;
+        unsigned short usage; /* 1: a tile pool of sparse arrays */
+        unsigned char reserved[4];
+    } allocFlags;
+} CUmemAllocationProp;
+
 _Static_assert(sizeof(CUlaunchAttribute) == 72, "CUlaunchAttribute");
 _Static_assert(sizeof(CUlaunchConfig) == 56, "CUlaunchConfig");
 _Static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS_v1) == 56, "CUDA_KERNEL_NODE_PARAMS_v1");
 _Static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS_v2) == 72, "CUDA_KERNEL_NODE_PARAMS_v2");
 _Static_assert(sizeof(CUgraphNodeParams) == 256, "CUgraphNodeParams");
 _Static_assert(sizeof(CUDA_MEMCPY2D_v2) == 128, "CUDA_MEMCPY2D_v2");
+_Static_assert(sizeof(CUmemAccessDesc) == 12, "CUmemAccessDesc");
+_Static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp");
 
 #endif

@@ -68,6 +68,19 @@
   HOOK(cuMemAllocPitch_v2, cuMemAllocPitch, 3020, 0, (CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element)) \
   HOOK(cuMemAllocManaged, cuMemAllocManaged, 6000, 0, (CUdeviceptr *address, size_t size, unsigned flags)) \
   HOOK(cuMemFree_v2, cuMemFree, 3020, 0, (CUdeviceptr address)) \
+  HOOK(cuMemAllocAsync, cuMemAllocAsync, 11020, 0, (CUdeviceptr *address, size_t size, CUstream stream)) \
+  HOOK(cuMemAllocAsync_ptsz, cuMemAllocAsync, 11020, 1, (CUdeviceptr *address, size_t size, CUstream stream)) \
+  HOOK(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, 11020, 0, (CUdeviceptr *address, size_t size, CUmemoryPool pool, CUstream stream)) \
+  HOOK(cuMemAllocFromPoolAsync_ptsz, cuMemAllocFromPoolAsync, 11020, 1, (CUdeviceptr *address, size_t size, CUmemoryPool pool, CUstream stream)) \
+  HOOK(cuMemFreeAsync, cuMemFreeAsync, 11020, 0, (CUdeviceptr address, CUstream stream)) \
+  HOOK(cuMemFreeAsync_ptsz, cuMemFreeAsync, 11020, 1, (CUdeviceptr address, CUstream stream)) \
+  HOOK(cuMemPoolSetAccess, cuMemPoolSetAccess, 11020, 0, (CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)) \
+  HOOK(cuMemCreate, cuMemCreate, 10020, 0, (CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties, unsigned long long flags)) \
+  HOOK(cuMemRelease, cuMemRelease, 10020, 0, (CUmemGenericAllocationHandle handle)) \
+  HOOK(cuMemMap, cuMemMap, 10020, 0, (CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)) \
+  HOOK(cuMemSetAccess, cuMemSetAccess, 10020, 0, (CUdeviceptr address, size_t size, const CUmemAccessDesc *descriptions, size_t count)) \
+  HOOK(cuMemUnmap, cuMemUnmap, 10020, 0, (CUdeviceptr address, size_t size)) \
+  HOOK(cuMemAddressFree, cuMemAddressFree, 10020, 0, (CUdeviceptr address, size_t size)) \
   HOOK(cuCtxDestroy, cuCtxDestroy, 2000, 0, (CUcontext context)) \
   HOOK(cuCtxDestroy_v2, cuCtxDestroy, 4000, 0, (CUcontext context)) \
   HOOK(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease, 7000, 0, (CUdevice device)) \
@@ -85,6 +98,7 @@
   USE(cuDeviceGetName, (char *name, int length, CUdevice device)) \
   USE(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *active)) \
   USE(cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device)) \
+  USE(cuMemPoolGetAccess, (int *flags, CUmemoryPool pool, CUmemLocation *location)) \
   USE(cuMemHostRegister_v2, (void *memory, size_t size, unsigned flags)) \
   USE(cuMemHostUnregister, (void *memory)) \
   USE(cuMemHostGetDevicePointer_v2, (CUdeviceptr *address, void *memory, unsigned flags)) \
@@ -96,6 +110,7 @@
   USE(cuStreamDestroy_v2, (CUstream stream)) \
   USE(cuStreamQuery, (CUstream stream)) \
   USE(cuStreamSynchronize, (CUstream stream)) \
+  USE(cuStreamGetCtx, (CUstream stream, CUcontext *context)) \
   USE(cuStreamIsCapturing, (CUstream stream, int *status)) \
   USE(cuModuleGetGlobal_v2, (CUdeviceptr *address, size_t *size, CUmodule module, const char *name)) \
   USE(cuFuncGetAttribute, (int *value, int attribute, CUfunction f)) \

@@ -8,6 +8,9 @@
  * Its parts: mock_cuda.c (devices, contexts, what finds functions), mock_modules.c, mock_memory.c,
  * mock_launch.c (streams too), mock_graphs.c.
  *
+ * MOCK_ARENA and MOCK_TABLE, the size of the agent's device arena and where its table of allocations
+ * begins, make the log say what the table of the current context holds whenever probes would read by
+ * it, or memory goes.
  * MOCK_LOG names a file that gets one line per call of interest; MOCK_FAIL a function that fails.
  */
 #ifndef EGPU_MOCK_H
@@ -53,6 +56,7 @@ struct function {
 
 struct context {
     int device, alive, primary;
+    uint64_t arena; /* the agent's device arena, if MOCK_ARENA says its size */
 };
 
 struct graph {
@@ -70,6 +74,7 @@ struct node {
 
 struct stream {
     struct graph *capture;
+    struct context *context;
     int invalid;
 };
 
@@ -78,6 +83,9 @@ extern _Thread_local struct context *mock_current;
 extern _Thread_local int mock_capture_mode; /* 0 global, 2 relaxed */
 void mock_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int mock_failing(const char *name);
+
+/* mock_memory.c */
+void mock_note_table(const char *when);
 
 /* mock_launch.c */
 extern _Atomic int mock_captures;

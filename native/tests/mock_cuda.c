@@ -9,7 +9,7 @@
 
 #include "mock.h"
 
-static struct context primary[2] = {{0, 0, 1}, {1, 0, 1}};
+static struct context primary[2] = {{0, 0, 1, 0}, {1, 0, 1, 0}};
 static int primary_count[2];
 _Thread_local struct context *mock_current;
 _Thread_local int mock_capture_mode;

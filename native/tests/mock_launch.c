@@ -27,7 +27,15 @@ void mock_drain(void)
 API CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
     (void)flags;
-    *stream = calloc(1, sizeof(struct stream));
+    struct stream *made = calloc(1, sizeof *made);
+    made->context = mock_current;
+    *stream = (CUstream)made;
+    return 0;
+}
+
+API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
+{
+    *context = (CUcontext)((struct stream *)stream)->context;
     return 0;
 }
 
@@ -72,20 +80,22 @@ API CUresult cuStreamIsCapturing(CUstream stream, int *status)
 }
 
 void mock_execute(const struct entry *e, const char *name, uint64_t threads,
-                    const uint64_t *values, const struct block *block, const char *how)
+                  const uint64_t *values, const struct block *block, const char *how)
 {
     char list[256] = "";
     for (int i = 0, at = 0; i < e->params && i < 8; i++)
         at += snprintf(list + at, sizeof list - (size_t)at, " %llu", (unsigned long long)values[i]);
     if (!e->twin) {
-        mock_note("%s %s original threads %llu values%s", how, name, (unsigned long long)threads, list);
+        mock_note("%s %s original threads %llu values%s", how, name, (unsigned long long)threads,
+                  list);
         return;
     }
     const uint32_t *enabled = (const uint32_t *)(uintptr_t)(block->arena + 64);
     int off = (block->flags & 1) != 0 && *enabled == 0;
     mock_note("%s %s twin threads %llu id %llu kernel %u flags %x off %d values%s", how, name,
-         (unsigned long long)threads, (unsigned long long)block->id, block->kernel, block->flags,
-         off, list);
+              (unsigned long long)threads, (unsigned long long)block->id, block->kernel,
+              block->flags, off, list);
+    mock_note_table("launch");
     if (off)
         return;
     pthread_mutex_lock(&lock);
@@ -100,7 +110,7 @@ void mock_execute(const struct entry *e, const char *name, uint64_t threads,
 }
 
 int mock_gather(const struct entry *e, void **params, void **extra, uint64_t *values,
-                  struct block *block)
+                struct block *block)
 {
     if (extra != NULL) {
         char *buffer = NULL;
@@ -126,8 +136,8 @@ int mock_gather(const struct entry *e, void **params, void **extra, uint64_t *va
     return 0;
 }
 
-struct node *mock_make_node(struct function *f, const uint64_t *values,
-                              const struct block *block, const CUDA_KERNEL_NODE_PARAMS_v1 *shape)
+struct node *mock_make_node(struct function *f, const uint64_t *values, const struct block *block,
+                            const CUDA_KERNEL_NODE_PARAMS_v1 *shape)
 {
     struct node *n = calloc(1, sizeof *n);
     n->f = f;

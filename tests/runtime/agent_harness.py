@@ -30,7 +30,7 @@ def build(kind):
     ninja = ["-G", "Ninja"] if shutil.which("ninja") else []
     source = str(ROOT / "native")
     targets = ["egpu_agent", "egpu_mock_cuda", "agent_workload", "agent_linked", "agent_bench"]
-    targets += ["agent_unit_image", "agent_unit_stacks", "agent_unit_drain"]
+    targets += ["agent_memory", "agent_unit_image", "agent_unit_stacks", "agent_unit_drain"]
     for command in (
         ["cmake", "-S", source, "-B", str(folder), *ninja, *options],
         ["cmake", "--build", str(folder), "--target", *targets],
@@ -55,6 +55,7 @@ class Broker:
         self.hosts = []
         self.links = []
         self.device_rings = 0
+        self.table = 0  # bytes of the table of allocations, behind the maps
 
     def process_started(self, pid, command):
         self.started.append((pid, command))
@@ -63,14 +64,14 @@ class Broker:
         self.ended.append(pid)
 
     def open_device(self, pid, device, link):
-        file = memory_file("host", HOST_SIZE)
+        file = memory_file("host", HOST_SIZE + self.table)
         control = {
             "magic": maps.HOST_MAGIC,
             "version": maps.LAYOUT_VERSION,
             "sm_slots": SLOTS,
-            "size": HOST_SIZE,
+            "size": HOST_SIZE + self.table,
             "snapshot": SNAPSHOT,
-            "snapshot_size": DEVICE_SIZE,
+            "snapshot_size": DEVICE_SIZE + self.table,
             "commands": COMMANDS,
             "commands_size": COMMAND_SIZE,
         }
@@ -80,13 +81,14 @@ class Broker:
         self.hosts.append((pid, device, file))
         self.links.append(link)
         return ArenaSetup(
-            device_size=DEVICE_SIZE,
+            device_size=DEVICE_SIZE + self.table,
             host_fd=file,
-            host_size=HOST_SIZE,
+            host_size=HOST_SIZE + self.table,
             sm_slots=SLOTS,
             chunks=self.chunks,
             rings=self.rings,
             device_rings=self.device_rings,
+            allocations=DEVICE_SIZE if self.table else 0,
         )
 
     def resolve(self, seen):

@@ -14,6 +14,7 @@ from egpu.bpf.own_maps import (
     ALLOCATIONS,
     ALLOCATIONS_HEADER,
     ALLOCATIONS_LIMIT,
+    ALLOCATIONS_READERS,
     ALLOCATIONS_ROW,
     own_map,
     with_own_maps,
@@ -65,6 +66,11 @@ class Memory:
         state = len(rows) | half << 16 | 7 << 32
         arenas.device[place.offset : place.offset + 8] = state.to_bytes(8, "little")
 
+    def readers(self, arenas, made):
+        """Bytes of the counters of those who read: all 0 when nobody does."""
+        at = arenas.layout.places[own_map(made.maps, ALLOCATIONS)].offset
+        return bytes(arenas.device[at + ALLOCATIONS_READERS : at + ALLOCATIONS_HEADER])
+
 
 def both(number, size, address, at, memory, *, half=0):
     made = program(number, size, address, at)
@@ -74,6 +80,7 @@ def both(number, size, address, at, memory, *, half=0):
     arenas = HostArenas(verified)
     memory.fill(arenas, made, half)
     assert run_host(verified, bytearray(), arenas=arenas) == expected
+    assert not any(memory.readers(arenas, made))
     return expected >> 32, expected & 0x7FFFFFFF
 
 

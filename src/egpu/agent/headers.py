@@ -103,7 +103,14 @@ def layout_header() -> str:
         "READER_STRIDE",
     ):
         lines.append(f"#define EGPU_{name} {getattr(layout, name)}u")
-    for name in ("ALLOCATIONS_HEADER", "ALLOCATIONS_LIMIT", "ALLOCATIONS_ROW"):
+    for name in (
+        "ALLOCATIONS_READERS",
+        "ALLOCATIONS_STRIPES",
+        "ALLOCATIONS_STRIDE",
+        "ALLOCATIONS_HEADER",
+        "ALLOCATIONS_LIMIT",
+        "ALLOCATIONS_ROW",
+    ):
         lines.append(f"#define EGPU_{name} {getattr(own_maps, name)}u")
     lines.append(f"#define EGPU_ARENA_MAGIC 0x{layout.ARENA_MAGIC:016x}u")
     lines.append(f"#define EGPU_HOST_MAGIC 0x{layout.HOST_MAGIC:016x}u")

@@ -6,11 +6,15 @@ Their names are no C identifiers, so no object has them; sessions do not show th
 as the agent sees them come and go::
 
     0     u64 state: bits 0-15 rows, bit 16 which half holds them, bits 32-63 counts changes
-    64    half 0: ALLOCATIONS_LIMIT rows of u64 start, u64 end, by start; they do not overlap
+    64    ALLOCATIONS_STRIPES times, 64 bytes apart: u64 readers of half 0, u64 readers of half 1
+    4160  half 0: ALLOCATIONS_LIMIT rows of u64 start, u64 end, by start; they do not overlap
     ...   half 1
 
-The agent writes the half that is not in use, then the state.  A reader whose state is the same
-before and after has seen one half unchanged: the one after the next would have begun to write it.
+A reader counts itself in for the half that the state names, and looks at the state again: only if
+it has not changed does it read rows, and memory that they say is there; then it counts itself out.
+The agent writes the half that is not in use, then the state, and waits until the other half has no
+readers.  So when a change has been made nobody reads by the table before it, and memory that is
+not in the table any more may go.  SMs count in stripes, so that they do not wait for each other.
 
 ``.blocks`` is where the groups of lanes that leave a block meet (``egpu.bpf.block_exits``).
 """
@@ -28,7 +32,10 @@ PRINT_RING = ".printk"
 PRINT_RING_SIZE = 4 << 20  # bytes, over all SMs
 ALLOCATIONS = ".allocations"
 ALLOCATIONS_LIMIT = 4096  # rows of one half
-ALLOCATIONS_HEADER = 64  # bytes
+ALLOCATIONS_READERS = 64  # where the stripes begin
+ALLOCATIONS_STRIPES = 64
+ALLOCATIONS_STRIDE = 64  # bytes
+ALLOCATIONS_HEADER = ALLOCATIONS_READERS + ALLOCATIONS_STRIPES * ALLOCATIONS_STRIDE
 ALLOCATIONS_ROW = 16
 BLOCKS = ".blocks"
 BLOCKS_LIMIT = 1 << 15  # blocks that some of their threads have left; no device holds so many

@@ -2,22 +2,77 @@
 
 from __future__ import annotations
 
-from egpu.bpf.own_maps import ALLOCATIONS_HEADER, ALLOCATIONS_LIMIT, ALLOCATIONS_ROW
+from egpu.bpf.own_maps import (
+    ALLOCATIONS_HEADER,
+    ALLOCATIONS_LIMIT,
+    ALLOCATIONS_READERS,
+    ALLOCATIONS_ROW,
+    ALLOCATIONS_STRIDE,
+    ALLOCATIONS_STRIPES,
+)
 from egpu.codegen.primitives import ATTRIBUTES
 
 TRIES = 4  # looks at a table that changes meanwhile: a probe never waits
 EFAULT = -14  # uapi/asm-generic/errno-base.h
 _HALF = ALLOCATIONS_LIMIT * ALLOCATIONS_ROW
 
-# How many bytes may be read from %address on, 0 if none: a binary search for the last row that
-# begins at or before it.  Rows are read past the L1 cache, which could hold an older table.
-_READABLE = f"""\
-define internal i64 @egpu.readable(i64 %table, i64 %address) {ATTRIBUTES} {{
+# Counts a reader in: the state by which it reads, and where it is counted.  No rows and 0 if the
+# state changed at every look.  The fence stands between what the agent looks for, in the other
+# order: whom it does not see as a reader sees the new state.
+_BEGIN = f"""\
+define internal {{ i64, i64 }} @egpu.begin_read(i64 %table) {ATTRIBUTES} {{
 entry:
+  %sm = call i32 @egpu.sm()
+  %stripe = and i32 %sm, {ALLOCATIONS_STRIPES - 1}
+  %wide = zext i32 %stripe to i64
+  %away = mul i64 %wide, {ALLOCATIONS_STRIDE}
+  %readers = add i64 %table, {ALLOCATIONS_READERS}
+  %own = add i64 %readers, %away
   br label %look
 look:
   %tries = phi i32 [ 1, %entry ], [ %more, %changed ]
-  %state = call i64 @egpu.acquire_gpu(i64 %table)
+  %state = call i64 @egpu.load_gpu(i64 %table)
+  %shifted = lshr i64 %state, 13
+  %half = and i64 %shifted, 8
+  %counter = add i64 %own, %half
+  call void @egpu.add_gpu(i64 %counter, i64 1)
+  call void @egpu.fence_gpu()
+  %again = call i64 @egpu.acquire_gpu(i64 %table)
+  %same = icmp eq i64 %again, %state
+  br i1 %same, label %done, label %changed
+changed:
+  call void @egpu.add_gpu(i64 %counter, i64 -1)
+  %more = add i32 %tries, 1
+  %give_up = icmp ugt i32 %more, {TRIES}
+  br i1 %give_up, label %done, label %look, !llvm.loop !0
+done:
+  %by = phi i64 [ %state, %look ], [ 0, %changed ]
+  %at = phi i64 [ %counter, %look ], [ 0, %changed ]
+  %half_made = insertvalue {{ i64, i64 }} undef, i64 %by, 0
+  %made = insertvalue {{ i64, i64 }} %half_made, i64 %at, 1
+  ret {{ i64, i64 }} %made
+}}
+"""
+
+# Counts it out, after all that it has read.
+_END = f"""\
+define internal void @egpu.end_read(i64 %counter) {ATTRIBUTES} {{
+entry:
+  %none = icmp eq i64 %counter, 0
+  br i1 %none, label %done, label %leave
+leave:
+  call void @egpu.add_release_gpu(i64 %counter, i64 -1)
+  br label %done
+done:
+  ret void
+}}
+"""
+
+# How many bytes may be read from %address on by this state, 0 if none: a binary search for the last
+# row that begins at or before it.  Rows are read past the L1 cache, which could hold an older table.
+_READABLE = f"""\
+define internal i64 @egpu.readable(i64 %table, i64 %state, i64 %address) {ATTRIBUTES} {{
+entry:
   %rows = and i64 %state, 65535
   %shifted = lshr i64 %state, 16
   %half = and i64 %shifted, 1
@@ -26,8 +81,8 @@ look:
   %base = add i64 %first, %skip
   br label %search
 search:
-  %low = phi i64 [ 0, %look ], [ %low2, %step ]
-  %high = phi i64 [ %rows, %look ], [ %high2, %step ]
+  %low = phi i64 [ 0, %entry ], [ %low2, %step ]
+  %high = phi i64 [ %rows, %entry ], [ %high2, %step ]
   %open = icmp ult i64 %low, %high
   br i1 %open, label %step, label %found
 step:
@@ -43,7 +98,7 @@ step:
   br label %search, !llvm.loop !0
 found:
   %none = icmp eq i64 %low, 0
-  br i1 %none, label %check, label %bound
+  br i1 %none, label %done, label %bound
 bound:
   %last = mul i64 %low, {ALLOCATIONS_ROW}
   %beyond = add i64 %base, %last
@@ -52,20 +107,9 @@ bound:
   %left = sub i64 %end, %address
   %inside = icmp ugt i64 %end, %address
   %room = select i1 %inside, i64 %left, i64 0
-  br label %check
-check:
-  %result = phi i64 [ 0, %found ], [ %room, %bound ]
-  call void @egpu.fence_gpu()
-  %again = call i64 @egpu.load_gpu(i64 %table)
-  %same = icmp eq i64 %again, %state
-  br i1 %same, label %done, label %changed
-changed:
-  %more = add i32 %tries, 1
-  %give_up = icmp ugt i32 %more, {TRIES}
-  br i1 %give_up, label %lost, label %look, !llvm.loop !0
-lost:
-  ret i64 0
+  br label %done
 done:
+  %result = phi i64 [ 0, %found ], [ %room, %bound ]
   ret i64 %result
 }}
 """
@@ -74,7 +118,10 @@ done:
 _READ = f"""\
 define internal i64 @egpu.probe_read(i64 %table, i64 %from, i64 %size, ptr %to) {ATTRIBUTES} {{
 entry:
-  %room = call i64 @egpu.readable(i64 %table, i64 %from)
+  %reading = call {{ i64, i64 }} @egpu.begin_read(i64 %table)
+  %state = extractvalue {{ i64, i64 }} %reading, 0
+  %counter = extractvalue {{ i64, i64 }} %reading, 1
+  %room = call i64 @egpu.readable(i64 %table, i64 %state, i64 %from)
   %good = icmp uge i64 %room, %size
   %ends = or i64 %from, %size
   %odd = and i64 %ends, 7
@@ -111,6 +158,7 @@ clear:
   br i1 %cmore, label %clear, label %done
 done:
   %result = phi i64 [ 0, %words ], [ 0, %bytes ], [ {EFAULT}, %clear ]
+  call void @egpu.end_read(i64 %counter)
   ret i64 %result
 }}
 """
@@ -120,7 +168,10 @@ done:
 _READ_TEXT = f"""\
 define internal i64 @egpu.probe_read_text(i64 %table, i64 %from, i64 %size, ptr %to) {ATTRIBUTES} {{
 entry:
-  %room = call i64 @egpu.readable(i64 %table, i64 %from)
+  %reading = call {{ i64, i64 }} @egpu.begin_read(i64 %table)
+  %state = extractvalue {{ i64, i64 }} %reading, 0
+  %counter = extractvalue {{ i64, i64 }} %reading, 1
+  %room = call i64 @egpu.readable(i64 %table, i64 %state, i64 %from)
   %last = sub i64 %size, 1
   br label %next
 next:
@@ -156,8 +207,9 @@ zero:
   %zmore = icmp ult i64 %z2, %size
   br i1 %zmore, label %zero, label %done, !llvm.loop !0
 done:
+  call void @egpu.end_read(i64 %counter)
   ret i64 %result
 }}
 """
 
-MEMORY_FUNCTIONS = (_READABLE, _READ, _READ_TEXT)
+MEMORY_FUNCTIONS = (_BEGIN, _END, _READABLE, _READ, _READ_TEXT)

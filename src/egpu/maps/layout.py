@@ -99,7 +99,7 @@ from egpu.bpf.program import NO_MAP, MapSpec
 from egpu.errors import InputError, InternalError
 from egpu.maps.declared import check_declaration
 
-LAYOUT_VERSION = 5
+LAYOUT_VERSION = 6
 
 LAUNCH_BLOCK_SIZE = 32
 # fmt: off
