@@ -21,6 +21,8 @@ typedef struct sim_event *CUevent;
 typedef struct sim_graph *CUgraph;
 typedef struct sim_node *CUgraphNode;
 typedef struct sim_exec *CUgraphExec;
+typedef struct sim_pool *CUmemoryPool;
+typedef unsigned long long CUmemGenericAllocationHandle;
 
 typedef struct {
   char bytes[16];
@@ -135,6 +137,41 @@ typedef struct {
   size_t WidthInBytes, Height;
 } CUDA_MEMCPY2D;
 
+enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1, CU_MEM_LOCATION_TYPE_DEVICE = 1 };
+enum { CU_MEM_ACCESS_FLAGS_PROT_NONE = 0, CU_MEM_ACCESS_FLAGS_PROT_READ = 1, CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3 };
+
+typedef struct {
+  int type, id;
+} CUmemLocation;
+
+typedef struct {
+  CUmemLocation location;
+  int flags;
+} CUmemAccessDesc;
+
+typedef struct {
+  int type, requestedHandleTypes;
+  CUmemLocation location;
+  void *win32HandleMetaData;
+  struct {
+    unsigned char compressionType, gpuDirectRDMACapable;
+    unsigned short usage;
+    unsigned char reserved[4];
+  } allocFlags;
+} CUmemAllocationProp;
+
+typedef struct {
+  int allocType, handleTypes;
+  CUmemLocation location;
+  void *win32SecurityAttributes;
+  size_t maxSize;
+  unsigned short usage;
+  unsigned char reserved[54];
+} CUmemPoolProps;
+
+_Static_assert(sizeof(CUmemAccessDesc) == 12, "CUmemAccessDesc");
+_Static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp");
+_Static_assert(sizeof(CUmemPoolProps) == 88, "CUmemPoolProps");
 _Static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS) == 72, "CUDA_KERNEL_NODE_PARAMS");
 _Static_assert(sizeof(CUDA_MEMCPY2D) == 128, "CUDA_MEMCPY2D");
 _Static_assert(sizeof(CUlaunchAttribute) == 72, "CUlaunchAttribute");

@@ -77,6 +77,31 @@ API CUresult cuMemHostUnregister(void *pointer);
 API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *pointer, unsigned flags);
 API CUresult cuMemHostGetFlags(unsigned *flags, void *pointer);
 API CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr address);
+/* pools.c */
+API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
+API CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device);
+API CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
+API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties);
+API CUresult cuMemPoolDestroy(CUmemoryPool pool);
+API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t kept);
+API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value);
+API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value);
+API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count);
+API CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, CUmemLocation *location);
+API CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream stream);
+API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool pool, CUstream stream);
+API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream);
+/* mappings.c */
+API CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *properties, int option);
+API CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wanted, unsigned long long flags);
+API CUresult cuMemAddressFree(CUdeviceptr address, size_t size);
+API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties, unsigned long long flags);
+API CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
+API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address);
+API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
+API CUresult cuMemUnmap(CUdeviceptr address, size_t size);
+API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *descriptions, size_t count);
+API CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address);
 /* graph.c */
 API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size);
 API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size);
@@ -165,6 +190,9 @@ API CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned gx, unsigned gy, 
 API CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction handle, void **values, void **extra);
 API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream stream, void **values);
 API CUresult cuLaunchHostFunc_ptsz(CUstream stream, void (*function)(void *), void *data);
+API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t size, CUstream stream);
+API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t size, CUmemoryPool pool, CUstream stream);
+API CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream);
 API CUresult cuMemcpyAsync_ptsz(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
 API CUresult cuMemcpyHtoDAsync_v2_ptsz(CUdeviceptr to, const void *from, size_t size, CUstream stream);
 API CUresult cuMemcpyDtoHAsync_v2_ptsz(void *to, CUdeviceptr from, size_t size, CUstream stream);

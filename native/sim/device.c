@@ -149,7 +149,9 @@ static const struct { int attribute, value; } attributes[] = {
     {95, 1},                    /* COOPERATIVE_LAUNCH */
     {97, SIM_MAX_SHARED_OPTIN}, /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
     {99, 1},                    /* HOST_REGISTER_SUPPORTED */
+    {102, 1},                   /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
     {106, SIM_BLOCKS_PER_SM},   /* MAX_BLOCKS_PER_MULTIPROCESSOR */
+    {115, 1},                   /* MEMORY_POOLS_SUPPORTED */
 };
 // clang-format on
 

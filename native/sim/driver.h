@@ -195,7 +195,12 @@ int move_up(int fd); /* the descriptor under a number that no program counts on 
 CUresult memory_open(void);
 CUresult memory_allocate(uint64_t size, uint64_t *address);
 CUresult memory_free(uint64_t address);
-CUresult memory_readable(uint64_t address, uint64_t size); /* inside one known range */
+/* Memory without an address, and what shows it at one: mappings.c. */
+CUresult memory_create(uint64_t size, uint64_t alignment, uint64_t *address);
+void memory_destroy(uint64_t address);
+CUresult memory_show(uint64_t base, uint64_t size, uint64_t created);
+CUresult memory_hide(uint64_t base, uint64_t size);
+CUresult memory_readable(uint64_t address, uint64_t size); /* inside what one call of a program may reach */
 bool memory_is_device(uint64_t address);
 int memory_heap(uint64_t *base, uint64_t *size);
 

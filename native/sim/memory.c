@@ -22,14 +22,21 @@
 #define GRANULE 256u
 #define HEAP_RESERVED 4096u /* address `base` stays unused */
 
+enum kind {
+  ALLOCATED,
+  CREATED, /* for mappings: no address of it is the program's */
+  MAPPED,  /* what was created, at an address that the program chose */
+  HOST,    /* registered host memory, not ours to free */
+};
+
 struct range {
   uint64_t base, size;
-  bool host; /* registered host memory, not ours to free */
+  enum kind kind;
 };
 
 static int heap_fd = -1;
 static uint64_t heap_base, heap_size;
-static struct range *ranges; /* sorted by base; heap and host ranges together */
+static struct range *ranges; /* sorted by base; all kinds together */
 static size_t range_count, range_capacity;
 
 int memory_heap(uint64_t *base, uint64_t *size) {
@@ -99,7 +106,7 @@ static struct range *find(uint64_t address) {
   return address - range->base < range->size ? range : NULL;
 }
 
-static CUresult insert(uint64_t base, uint64_t size, bool host) {
+static CUresult insert(uint64_t base, uint64_t size, enum kind kind) {
   if (range_count == range_capacity) {
     size_t capacity = range_capacity ? 2 * range_capacity : 64;
     struct range *grown = realloc(ranges, capacity * sizeof *grown);
@@ -109,7 +116,7 @@ static CUresult insert(uint64_t base, uint64_t size, bool host) {
   }
   size_t at = after(base);
   memmove(&ranges[at + 1], &ranges[at], (range_count - at) * sizeof *ranges);
-  ranges[at] = (struct range){.base = base, .size = size, .host = host};
+  ranges[at] = (struct range){.base = base, .size = size, .kind = kind};
   range_count++;
   return CUDA_SUCCESS;
 }
@@ -122,16 +129,25 @@ static void removed(struct range *range) {
 
 static uint64_t rounded(uint64_t size) { return (size + GRANULE - 1) & ~(uint64_t)(GRANULE - 1); }
 
-CUresult memory_allocate(uint64_t size, uint64_t *address) {
+/* A free place in the heap; first fit. */
+static CUresult place(uint64_t size, uint64_t alignment, uint64_t *address) {
+  uint64_t rest = alignment - 1, end = heap_base + heap_size;
   if (!size) return CUDA_ERROR_INVALID_VALUE;
   if (size > heap_size) return CUDA_ERROR_OUT_OF_MEMORY;
-  uint64_t at = heap_base + HEAP_RESERVED, end = heap_base + heap_size;
+  uint64_t at = (heap_base + HEAP_RESERVED + rest) & ~rest;
   for (size_t i = after(heap_base); i < range_count && ranges[i].base < end; i++) {
-    if (ranges[i].base - at >= rounded(size)) break; /* first fit */
-    at = ranges[i].base + rounded(ranges[i].size);
+    if (ranges[i].base >= at && ranges[i].base - at >= rounded(size)) break;
+    at = (ranges[i].base + rounded(ranges[i].size) + rest) & ~rest;
   }
   if (at >= end || end - at < rounded(size)) return CUDA_ERROR_OUT_OF_MEMORY;
-  TRY(insert(at, size, false));
+  *address = at;
+  return CUDA_SUCCESS;
+}
+
+CUresult memory_allocate(uint64_t size, uint64_t *address) {
+  uint64_t at;
+  TRY(place(size, GRANULE, &at));
+  TRY(insert(at, size, ALLOCATED));
   CUresult result = wire_range(true, at, size);
   if (result) {
     removed(find(at));
@@ -143,25 +159,61 @@ CUresult memory_allocate(uint64_t size, uint64_t *address) {
 
 CUresult memory_free(uint64_t address) {
   struct range *range = find(address);
-  if (!range || range->base != address || range->host) return CUDA_ERROR_INVALID_VALUE;
+  if (!range || range->base != address || range->kind != ALLOCATED) return CUDA_ERROR_INVALID_VALUE;
   TRY(wire_range(false, address, range->size));
   removed(range);
   return CUDA_SUCCESS;
 }
 
+CUresult memory_create(uint64_t size, uint64_t alignment, uint64_t *address) {
+  TRY(place(size, alignment, address));
+  return insert(*address, size, CREATED);
+}
+
+void memory_destroy(uint64_t address) { removed(find(address)); }
+
+CUresult memory_show(uint64_t base, uint64_t size, uint64_t created) {
+  void *at = (void *)(uintptr_t)base;
+  uint64_t offset = created - heap_base;
+  if (mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, heap_fd, (off_t)offset) == MAP_FAILED)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = insert(base, size, MAPPED);
+  if (result) return result;
+  result = wire_host(base, size, heap_fd, offset);
+  if (result) removed(find(base));
+  return result;
+}
+
+CUresult memory_hide(uint64_t base, uint64_t size) {
+  TRY(wire_range(false, base, size));
+  removed(find(base));
+  void *at = (void *)(uintptr_t)base;
+  bool hidden = mmap(at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
+  return hidden ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 bool memory_is_device(uint64_t address) { return find(address) != NULL; }
 
+/* From one mapping to the next, but not from one allocation to another. */
 CUresult memory_readable(uint64_t address, uint64_t size) {
-  struct range *range = find(address);
-  if (!size) return CUDA_SUCCESS;
-  if (!range || size > range->size - (address - range->base)) return CUDA_ERROR_INVALID_VALUE;
+  while (size) {
+    struct range *range = find(address);
+    if (!range) return CUDA_ERROR_INVALID_VALUE;
+    uint64_t here = range->size - (address - range->base);
+    if (size > here && range->kind != MAPPED) return CUDA_ERROR_INVALID_VALUE;
+    if (size <= here) break;
+    address += here;
+    size -= here;
+    range = find(address);
+    if (!range || range->kind != MAPPED) return CUDA_ERROR_INVALID_VALUE;
+  }
   return CUDA_SUCCESS;
 }
 
 static uint64_t used(void) {
   uint64_t total = HEAP_RESERVED;
   for (size_t i = 0; i < range_count; i++)
-    if (!ranges[i].host) total += rounded(ranges[i].size);
+    if (ranges[i].kind == ALLOCATED || ranges[i].kind == CREATED) total += rounded(ranges[i].size);
   return total;
 }
 
@@ -320,7 +372,7 @@ API CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned flags) {
             pointer, size);
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  result = insert(base, size, true);
+  result = insert(base, size, HOST);
   if (!result) {
     result = wire_host(base, size, fd, offset);
     if (result) removed(find(base));
@@ -334,7 +386,7 @@ API CUresult cuMemHostUnregister(void *pointer) {
   TRY(sim_check_context());
   TRY(capture_forbid());
   struct range *range = find((uint64_t)(uintptr_t)pointer);
-  if (!range || range->base != (uint64_t)(uintptr_t)pointer || !range->host) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  if (!range || range->base != (uint64_t)(uintptr_t)pointer || range->kind != HOST) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   TRY(wire_range(false, range->base, range->size));
   removed(range);
   return CUDA_SUCCESS;
@@ -365,7 +417,7 @@ API CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr addres
   NEED(data && range);
   switch (attribute) {
     case 1: *(CUcontext *)data = sim_current; return CUDA_SUCCESS;
-    case 2: *(unsigned *)data = range->host ? 1 : 2; return CUDA_SUCCESS;
+    case 2: *(unsigned *)data = range->kind == HOST ? 1 : 2; return CUDA_SUCCESS;
     case 3: *(CUdeviceptr *)data = address; return CUDA_SUCCESS;
     case 4: *(void **)data = (void *)(uintptr_t)address; return CUDA_SUCCESS;
     case 8: *(unsigned *)data = 0; return CUDA_SUCCESS;

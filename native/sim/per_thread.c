@@ -23,6 +23,18 @@ API CUresult cuLaunchHostFunc_ptsz(CUstream stream, void (*function)(void *), vo
   return cuLaunchHostFunc(PER_THREAD(stream), function, data);
 }
 
+API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t size, CUstream stream) {
+  return cuMemAllocAsync(address, size, PER_THREAD(stream));
+}
+
+API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t size, CUmemoryPool pool, CUstream stream) {
+  return cuMemAllocFromPoolAsync(address, size, pool, PER_THREAD(stream));
+}
+
+API CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
+  return cuMemFreeAsync(address, PER_THREAD(stream));
+}
+
 API CUresult cuMemcpyAsync_ptsz(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
   return cuMemcpyAsync(to, from, size, PER_THREAD(stream));
 }

@@ -76,7 +76,10 @@ def run_with(environment, program, *arguments):
 
 @pytest.mark.parametrize(
     "part",
-    ["device", "memory", "launch", "library", "capture", "host", "lookup", "fork", "constants"],
+    [
+        *("device", "memory", "pools", "mappings", "launch", "library", "capture", "host"),
+        *("lookup", "fork", "constants"),
+    ],
 )
 def test_part(device, program, part):
     done = run(device, program, part)
@@ -116,7 +119,8 @@ def test_driver_under_sanitizers(device, tmp_path):
     if "cannot find -lasan" in built.stderr or "libasan" in built.stderr:
         pytest.skip("the compiler has no sanitizer libraries")
     assert built.returncode == 0, built.stderr
-    for part in ("device", "memory", "launch", "library", "capture", "host", "fault", "refusals"):
+    parts = ("device", "memory", "launch", "library", "capture", "host", "fault", "refusals")
+    for part in (*parts, "pools", "mappings"):
         done = run(device, program, part, ASAN_OPTIONS="detect_leaks=0")
         assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 

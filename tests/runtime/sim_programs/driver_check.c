@@ -122,6 +122,111 @@ static void part_memory(void) {
   HOLDS(back[0] == 1 && back[1] == 5);
 }
 
+static void part_pools(void) {
+  CUdeviceptr a, b;
+  CUmemoryPool own, pool;
+  CUstream stream;
+  CUgraph graph;
+  uint64_t threshold = 1 << 20, found = 0;
+  int flags;
+  CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+  CUmemLocation here = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  CUmemAccessDesc nobody = {here, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+  start();
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  OK(cuDeviceGetDefaultMemPool(&own, 0));
+  OK(cuMemPoolCreate(&pool, &properties));
+  OK(cuMemPoolSetAttribute(pool, 4, &threshold));
+  OK(cuMemPoolGetAttribute(pool, 4, &found));
+  HOLDS(found == threshold);
+  OK(cuMemPoolGetAccess(&flags, pool, &here));
+  HOLDS(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolSetAccess(pool, &nobody, 1));
+  OK(cuDeviceSetMemPool(0, pool));
+  OK(cuMemAllocAsync(&a, 32, stream));
+  OK(cuMemAllocFromPoolAsync_ptsz(&b, 32, own, NULL));
+  OK(cuMemsetD32_v2(a, 7, 8));
+  HOLDS(first_of(a + 28) == 7);
+  unsigned amount = 3;
+  void *values[] = {&a, &amount};
+  OK(cuLaunchKernel(bump, 1, 1, 1, 8, 1, 1, 0, stream, values, NULL));
+  HOLDS(first_of(a) == 10);
+  OK(cuMemPoolDestroy(pool)); /* what it gave stays */
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolTrimTo(pool, 0));
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolDestroy(own));
+  HOLDS(first_of(a) == 10);
+  OK(cuDeviceGetMemPool(&pool, 0));
+  HOLDS(pool == own);
+  OK(cuMemPoolTrimTo(pool, 0));
+  OK(cuMemFreeAsync(a, stream));
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFreeAsync(a, stream));
+  OK(cuMemFree_v2(b));
+  OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+  EXPECT(CUDA_ERROR_NOT_SUPPORTED, cuMemAllocAsync(&a, 32, stream));
+  OK(cuStreamEndCapture(stream, &graph));
+  amount = 1;
+  OK(cuMemAlloc_v2(&b, 32));
+  OK(cuMemFree_v2(b));
+  OK(cuLaunchKernel(bump, 1, 1, 1, 8, 1, 1, 0, stream, (void *[]){&b, &amount}, NULL));
+  EXPECT(CUDA_ERROR_ILLEGAL_ADDRESS, cuCtxSynchronize());
+}
+
+static void part_mappings(void) {
+  CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+  CUmemAccessDesc all = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}, none = {properties.location, 0};
+  CUmemGenericAllocationHandle one, two, again;
+  CUdeviceptr base;
+  size_t unit, before, after, total;
+  unsigned long long flags;
+  unsigned pair[2] = {5, 6}, back[2] = {0};
+  start();
+  OK(cuMemGetInfo_v2(&before, &total));
+  OK(cuMemGetAllocationGranularity(&unit, &properties, 0));
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemCreate(&one, unit + 1, &properties, 0));
+  OK(cuMemCreate(&one, unit, &properties, 0));
+  OK(cuMemCreate(&two, unit, &properties, 0));
+  OK(cuMemAddressReserve(&base, 4 * unit, 4 * unit, 0, 0));
+  HOLDS(base % (4 * unit) == 0);
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemMap(base + 4 * unit, unit, 0, one, 0));
+  OK(cuMemMap(base, unit, 0, one, 0));
+  OK(cuMemMap(base + unit, unit, 0, two, 0));
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemMap(base + unit, unit, 0, one, 0));
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpyHtoD_v2(base, pair, sizeof pair)); /* no access yet */
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemSetAccess(base, 3 * unit, &all, 1));
+  OK(cuMemSetAccess(base, 2 * unit, &all, 1));
+  OK(cuMemGetAccess(&flags, &properties.location, base + unit));
+  HOLDS(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  OK(cuMemcpyHtoD_v2(base + unit - 4, pair, sizeof pair)); /* from one to the next */
+  OK(cuMemMap(base + 2 * unit, unit, 0, one, 0)); /* the first one's memory at a second address */
+  OK(cuMemSetAccess(base + 2 * unit, unit, &all, 1));
+  HOLDS(first_of(base + 3 * unit - 4) == 5 && first_of(base + unit) == 6);
+  unsigned amount = 1;
+  CUdeviceptr place = base + 3 * unit - 32;
+  void *values[] = {&place, &amount};
+  OK(cuLaunchKernel(bump, 1, 1, 1, 8, 1, 1, 0, NULL, values, NULL));
+  OK(cuMemcpyDtoH_v2(back, base + unit - 4, sizeof back));
+  HOLDS(back[0] == 6 && back[1] == 6);
+  OK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)base));
+  HOLDS(again == one);
+  OK(cuMemRelease(one));
+  OK(cuMemRelease(one));
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemRelease(one));
+  OK(cuMemRelease(two));
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemUnmap(base, unit / 2));
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAddressFree(base, 4 * unit));
+  OK(cuMemSetAccess(base + unit, unit, &none, 1));
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH_v2(back, base + unit, 4));
+  OK(cuMemUnmap(base, 2 * unit));
+  EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFree_v2(base + 2 * unit));
+  HOLDS(first_of(base + 3 * unit - 4) == 6);
+  OK(cuMemUnmap(base + 2 * unit, unit));
+  OK(cuMemAddressFree(base, 4 * unit));
+  OK(cuMemGetInfo_v2(&after, &total));
+  HOLDS(after == before);
+  OK(cuLaunchKernel(bump, 1, 1, 1, 8, 1, 1, 0, NULL, values, NULL));
+  EXPECT(CUDA_ERROR_ILLEGAL_ADDRESS, cuCtxSynchronize());
+}
+
 static void part_launch(void) {
   CUdeviceptr data, counter;
   size_t size, offset;
@@ -435,7 +540,7 @@ int main(int argc, char **argv) {
       {"device", part_device},     {"memory", part_memory}, {"launch", part_launch},     {"library", part_library},
       {"capture", part_capture},   {"host", part_host_memory}, {"fault", part_fault},    {"refusals", part_refusals},
       {"print", part_print},       {"lost", part_lost},       {"lookup", part_lookup},     {"fork", part_fork},
-      {"constants", part_constants},
+      {"constants", part_constants}, {"pools", part_pools},   {"mappings", part_mappings},
   };
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
     if (argc == 2 && !strcmp(argv[1], parts[i].name)) {
