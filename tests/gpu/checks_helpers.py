@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 
 import identity_records
 from building import HERE, Built
+from memory_totals import wrong_looks
 from observing import egpu, plain, require
 from print_lines import documents, wrong_lines
 from read_totals import wrong_reads
@@ -54,7 +56,10 @@ def _ktime(built: Built, way: Way) -> str:
 
 
 def probe_read(built: Built) -> str:
-    """The workload's inputs read by every thread; nothing beyond them, and no fault."""
+    """The workload's inputs read by every thread; nothing beyond them, and no fault.
+
+    Then memory of every kind, before and after it goes, and while it goes.
+    """
     size, launches, said = 1_000_003, 5, {}
     for way in WAYS:
         argv = demo(built, way, launches, size)
@@ -65,7 +70,24 @@ def probe_read(built: Built) -> str:
         wrong = wrong_reads(run.report, size, launches)
         require(not wrong, f"{way.value}: " + "; ".join(wrong))
         said[way] = f"{5 * size * launches:,} reads exact"
-    return answers(said)
+    return f"{answers(said)}; {_memory_kinds()}"
+
+
+def _memory_kinds() -> str:
+    workload = [sys.executable, str(HERE / "workloads" / "memory_kinds.py")]
+    program = str(HERE / "probes" / "memory_kinds.bpf.o")
+    command = egpu("run", program, "--json", "--allow-occupancy-loss", "--", *workload)
+    run = plain(command, timeout=240)
+    require(run.code == 0, f"memory_kinds: exit {run.code}: {run.errors[-2000:]}")
+    said, report = map(json.loads, run.output.strip().splitlines()[-2:])
+    wrong = wrong_looks(report, said["looks"])
+    require(not wrong, "memory_kinds: " + "; ".join(wrong))
+    left_out = said["left_out"]
+    missing = {"pools", "behind", "graphs", "mappings"} & left_out.keys()
+    require(not missing, f"memory_kinds: {left_out}")
+    threads = sum(look["threads"] for look in said["looks"].values())
+    without = f", without {', '.join(left_out)}" if left_out else ""
+    return f"{threads:,} reads of pools and mappings exact{without}"
 
 
 def stackid(built: Built) -> str:

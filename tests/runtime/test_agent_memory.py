@@ -18,11 +18,10 @@ def folder(request):
 
 
 @pytest.fixture
-def memory(folder, tmp_path, request):
+def memory(folder, tmp_path):
     """Runs a scene of agent_memory: the driver's log of it, and what the agent said."""
     broker = harness.Broker()
     broker.table = TABLE
-    request.addfinalizer(broker.close)
     bench = harness.Bench(folder, tmp_path)
 
     def run(scene, *, bind="proc", features=Feature.ALLOCATIONS, **more):
@@ -35,7 +34,8 @@ def memory(folder, tmp_path, request):
         assert (result.returncode, result.out) == (0, "done\n"), result.err
         return result
 
-    return run
+    yield run
+    broker.close()
 
 
 def rows(call):
@@ -112,7 +112,9 @@ def test_mappings_of_other_memory_are_not_known(memory):
 
 def test_memory_stays_until_those_who_read_by_the_old_table_have_read(memory):
     result = memory("readers")
-    steps = [call for call in result.calls if re.match("the reader|table at (pool free|unmap)", call)]
+    steps = [
+        call for call in result.calls if re.match("the reader|table at (pool free|unmap)", call)
+    ]
     assert [step.split(":")[0] for step in steps] == [
         "the reader leaves",
         "table at pool free",

@@ -69,7 +69,7 @@ done:
 """
 
 # How many bytes may be read from %address on by this state, 0 if none: a binary search for the last
-# row that begins at or before it.  Rows are read past the L1 cache, which could hold an older table.
+# row that begins at or before it.  Rows are read past the L1 cache, which could hold older ones.
 _READABLE = f"""\
 define internal i64 @egpu.readable(i64 %table, i64 %state, i64 %address) {ATTRIBUTES} {{
 entry:
