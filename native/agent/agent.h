@@ -292,7 +292,7 @@ void egpu_drain_all(struct arena *arena, uint64_t deadline);
 struct allocation {
     uint64_t start, end;
     CUcontext context; /* whose kernels may; NULL: those of all contexts of `devices` */
-    uint64_t devices;  /* a bit for each that may read it; 0: none may */
+    uint64_t devices;  /* of pools and mappings: a bit for each that may read it */
     CUmemoryPool pool; /* given by name; NULL: none was */
 };
 
@@ -315,8 +315,8 @@ void egpu_allocations_each(uint64_t start, uint64_t end,
                            bool (*keep)(struct allocation *one, const void *what),
                            const void *what);
 
-/* mappings.c */
-void egpu_mappings_drop(CUdevice device);
+/* memory.c */
+void egpu_memory_primary_ended(void); /* a device's context, or it is about to be */
 
 /* stacks.c */
 void egpu_stacks_begin(void);

@@ -83,7 +83,7 @@ static CUresult let_go(CUdevice device, CUresult (*real)(CUdevice), bool reset)
     if (arena != NULL)
         egpu_finish(arena->context);
     if (reset)
-        egpu_mappings_drop(device);
+        egpu_memory_primary_ended();
     pthread_mutex_lock(&egpu.arena_lock);
     CUresult result = real(device);
     bool ended = result == CUDA_SUCCESS &&
@@ -100,7 +100,7 @@ static CUresult let_go(CUdevice device, CUresult (*real)(CUdevice), bool reset)
         egpu_allocations_drop(arena->context);
     }
     if (ended)
-        egpu_mappings_drop(device);
+        egpu_memory_primary_ended();
     egpu_loud(quiet);
     return result;
 }

@@ -151,11 +151,3 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
         egpu_allocations_remove(address, size);
     return CALL(cuMemAddressFree, address, size);
 }
-
-/* The device's primary context ends.  Whether mappings outlive it is said nowhere. */
-void egpu_mappings_drop(CUdevice device)
-{
-    struct access access = {.end = UINT64_MAX, .taken = egpu_device_bit(device)};
-    if (egpu_allocations_wanted())
-        change_access(&access, take);
-}

@@ -180,3 +180,19 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_
     }
     return CALL(cuMemPoolSetAccess, pool, map, count);
 }
+
+static bool of_a_context(struct allocation *one, const void *what)
+{
+    (void)what;
+    return one->devices == 0;
+}
+
+/* Whether mappings and pools outlive it, on whichever device they lie, is said nowhere. */
+void egpu_memory_primary_ended(void)
+{
+    if (!egpu_allocations_wanted())
+        return;
+    struct allocations_change change = egpu_allocations_change();
+    egpu_allocations_each(0, UINT64_MAX, of_a_context, NULL);
+    egpu_allocations_changed(change);
+}

@@ -208,15 +208,18 @@ static void contexts(void)
     launch();
 }
 
-/* Nothing says that mappings outlive the end of a device's primary context. */
+/* Nothing says that mappings and pools outlive the end of a device's primary context. */
 static void ended(void)
 {
     CUcontext other;
-    CUdeviceptr base = reserve(1);
+    CUdeviceptr base = reserve(1), own;
     CHECK(FN("cuCtxCreate", CUresult(*)(CUcontext *, unsigned, CUdevice))(&other, 0, 0));
     load();
     map(base, created(1, 0));
     CHECK(allow(base, 1, 0, 3));
+    pooled(NULL);
+    CHECK(((egpu_type_cuMemAlloc_v2 *)get("cuMemAlloc", 13000, 0))(&own, SIZE));
+    fprintf(stdout, "%llx\n", own);
     launch();
     CHECK(((egpu_type_cuDevicePrimaryCtxReset *)get("cuDevicePrimaryCtxReset", 13000, 0))(0));
     launch();

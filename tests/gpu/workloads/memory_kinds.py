@@ -123,16 +123,16 @@ class Workload:
     # pools
 
     def pools(self):
-        size = 8 * self.threads
+        size_of = ctypes.c_size_t(8 * self.threads)
         own = made("cuMemPoolCreate", pointer, ctypes.byref(PoolProperties(PINNED, 0, ON_DEVICE)))
-        plain = made("cuMemAllocAsync", u64, size, self.stream).value
-        from_pool = made("cuMemAllocFromPoolAsync", u64, size, own, self.stream).value
-        per_thread = made("cuMemAllocAsync_ptsz", u64, size, None).value
+        plain = made("cuMemAllocAsync", u64, size_of, self.stream).value
+        from_pool = made("cuMemAllocFromPoolAsync", u64, size_of, own, self.stream).value
+        per_thread = made("cuMemAllocAsync_ptsz", u64, size_of, None).value
         call("cuCtxSynchronize")
         for name, address in (
             ("pool", plain), ("own pool", from_pool), ("per thread", per_thread)
         ):  # fmt: skip
-            self.fill(u64(address), size)
+            self.fill(u64(address), size_of.value)
             self.look(name, address, first=0)
         call("cuMemFreeAsync", u64(plain), self.stream)
         self.look("pool, freed", plain)
@@ -150,9 +150,10 @@ class Workload:
         """Memory that a stream will have when it gets there is mapped when the call returns: a
         read on another stream meanwhile does no harm, and what it reads may be anything."""
         own = made("cuMemPoolCreate", pointer, ctypes.byref(PoolProperties(PINNED, 0, ON_DEVICE)))
+        size = ctypes.c_size_t(8 * self.threads)
         wait = ctypes.CFUNCTYPE(None, pointer)(lambda _: time.sleep(0.5))
         call("cuLaunchHostFunc", self.other, wait, None)
-        address = made("cuMemAllocFromPoolAsync", u64, 8 * self.threads, own, self.other).value
+        address = made("cuMemAllocFromPoolAsync", u64, size, own, self.other).value
         row = self.number("pool, not there in its stream yet", self.threads)
         row |= {"read": self.threads, "sum": None}
         self.launch(address, self.threads, row["which"], self.stream)
@@ -164,9 +165,9 @@ class Workload:
 
     def graphs(self):
         call("cuStreamBeginCapture_v2", self.stream, RELAXED)
-        graph = pointer()
+        graph, size = pointer(), ctypes.c_size_t(8 * self.threads)
         try:
-            address = made("cuMemAllocAsync", u64, 8 * self.threads, self.stream).value
+            address = made("cuMemAllocAsync", u64, size, self.stream).value
             row = self.number("graph, inside", self.threads)
             self.launch(address, self.threads, row["which"], self.stream)
             call("cuMemFreeAsync", u64(address), self.stream)
@@ -261,9 +262,9 @@ class Workload:
         threads = 16 * self.threads
         row = self.number("pool, freed meanwhile", threads * self.rounds)
         row |= {"read": None, "sum": None}
-        default = made("cuDeviceGetDefaultMemPool", pointer, 0)
+        default, size = made("cuDeviceGetDefaultMemPool", pointer, 0), ctypes.c_size_t(8 * threads)
         for _ in range(self.rounds):
-            address = made("cuMemAllocAsync", u64, 8 * threads, self.other).value
+            address = made("cuMemAllocAsync", u64, size, self.other).value
             call("cuStreamSynchronize", self.other)
             self.launch(address, threads, row["which"], self.stream)
             call("cuMemFreeAsync", u64(address), self.other)

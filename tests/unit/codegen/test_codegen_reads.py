@@ -1,4 +1,4 @@
-"""Memory that goes while threads of this machine, which really run at once, read it by the table."""
+"""Memory that goes while threads of this machine that really run at once read it by the table."""
 
 import ctypes
 import struct
