@@ -12,7 +12,9 @@ from egpu.bpf.own_maps import (
 )
 from egpu.codegen.primitives import ATTRIBUTES
 
-TRIES = 4  # looks at a table that changes meanwhile: a probe never waits
+# Looks at a table that changes meanwhile: a probe never waits.  A change takes the agent tens of
+# microseconds and a look takes one or two, so that many in a row all but never meet one each.
+TRIES = 16
 EFAULT = -14  # uapi/asm-generic/errno-base.h
 _HALF = ALLOCATIONS_LIMIT * ALLOCATIONS_ROW
 

@@ -123,16 +123,16 @@ class Workload:
     # pools
 
     def pools(self):
-        size_of = ctypes.c_size_t(8 * self.threads)
+        size = ctypes.c_size_t(8 * self.threads)
         own = made("cuMemPoolCreate", pointer, ctypes.byref(PoolProperties(PINNED, 0, ON_DEVICE)))
-        plain = made("cuMemAllocAsync", u64, size_of, self.stream).value
-        from_pool = made("cuMemAllocFromPoolAsync", u64, size_of, own, self.stream).value
-        per_thread = made("cuMemAllocAsync_ptsz", u64, size_of, None).value
+        plain = made("cuMemAllocAsync", u64, size, self.stream).value
+        from_pool = made("cuMemAllocFromPoolAsync", u64, size, own, self.stream).value
+        per_thread = made("cuMemAllocAsync_ptsz", u64, size, None).value
         call("cuCtxSynchronize")
         for name, address in (
             ("pool", plain), ("own pool", from_pool), ("per thread", per_thread)
         ):  # fmt: skip
-            self.fill(u64(address), size_of.value)
+            self.fill(u64(address), size.value)
             self.look(name, address, first=0)
         call("cuMemFreeAsync", u64(plain), self.stream)
         self.look("pool, freed", plain)
