@@ -112,7 +112,7 @@ static uint64_t rows_of(const struct arena *arena, uint64_t (*rows)[2])
     return found;
 }
 
-/* How many probes read by that half. */
+/* How many probes read by that half; 0 if nobody will ever know. */
 static uint64_t readers_of(const struct arena *arena, uint64_t half)
 {
     static unsigned char stripes[(size_t)EGPU_ALLOCATIONS_STRIPES * EGPU_ALLOCATIONS_STRIDE];
@@ -121,7 +121,7 @@ static uint64_t readers_of(const struct arena *arena, uint64_t half)
              arena->address + arena->allocations + EGPU_ALLOCATIONS_READERS,
              sizeof stripes, arena->stream) != CUDA_SUCCESS ||
         CALL(cuStreamSynchronize, arena->stream) != CUDA_SUCCESS)
-        return 0; /* the context is lost, and no probe runs */
+        return 0; /* the context is lost: no probe runs in it */
     for (size_t i = 0; i < EGPU_ALLOCATIONS_STRIPES; i++) {
         uint64_t here;
         memcpy(&here, stripes + i * EGPU_ALLOCATIONS_STRIDE + half * sizeof here, sizeof here);
@@ -136,8 +136,9 @@ static void wait_for_readers(const struct arena *arena, uint64_t half)
     uint64_t until = egpu_now() + READERS_LIMIT_NS;
     while (readers_of(arena, half) != 0) {
         if (egpu_now() > until) {
-            egpu_say("device %u: something else writes to the probes' maps; their reads of the "
-                     "workload's memory are not safe any more", arena->device.ordinal);
+            egpu_say("device %u: probes have not ended a read of the workload's memory in 10 s; "
+                     "memory goes before they do",
+                     arena->device.ordinal);
             return;
         }
         nanosleep(&pause, NULL);

@@ -79,6 +79,8 @@ API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *memory, un
 API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream)
 {
     (void)stream;
+    if (mock_current == NULL)
+        return 201;
     memcpy((void *)(uintptr_t)to, from, size);
     return 0;
 }
@@ -86,6 +88,8 @@ API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size,
 API CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream)
 {
     (void)stream;
+    if (mock_current == NULL)
+        return 201;
     memcpy(to, (void *)(uintptr_t)from, size);
     return 0;
 }
