@@ -386,6 +386,8 @@ def _durations(run: Observed) -> str:
         require(0 < row["block"]["max"] <= row["launch"]["max"], f"{row['name']}: {row}")
         blocks += row["block"]["count"]
     require(not any(run.report["lost"].values()), f"lost: {run.report['lost']}")
+    for text in run.report["warnings"]:
+        print("   ", text, flush=True)
     names = [row["short_name"] for row in run.report["kernels"]]
     require(len(set(names)) == len(names), f"names that are alike: {sorted(names)}")
     wrong = [name for name in names if "_Z" in name or not name or len(name) > _LONG_NAME]

@@ -51,7 +51,7 @@ def assembled(
             found = _objection(each, setting, around, rules)
             if found is None:
                 return each
-            reason = reason or found
+            reason = found  # the last: of manners that cost more and more, what none gets around
     raise reason or InternalError("exit probes that nothing speaks against")
 
 
