@@ -34,6 +34,7 @@ NVCC_PROGRAMS = {
     "persistent":      (("-arch=sm_90",),                   "persistent.cu"),
     "stress":          (_MACHINE_CODE,                      "stress.cu"),
     "hopper":          (_MACHINE_CODE_90A,                  "hopper.cu"),
+    "waiting":         (_MACHINE_CODE,                      "waiting.cu"),
     "two_devices":     (("-arch=sm_90",),                   "two_devices.cu"),
 }
 # fmt: on

@@ -141,6 +141,20 @@ def persistent(built: Built) -> str:
     return f"{count} of {seen} launches probed"
 
 
+def waiting(built: Built) -> str:
+    """Twins run beside a kernel that ends only when they have: counters, and probes that keep
+    values in local memory, for which the driver has to have room."""
+    argv = [built.program("waiting")]
+    unprobed, run = plain(argv), probed(argv)
+    require_same(unprobed, run)
+    require_totals(run)
+    timed = probed(argv, tool="kernellat")
+    require_same(unprobed, timed)
+    seen, count = require_accounted(timed)
+    require(count == seen == 12, f"{count} of {seen} launches timed")
+    return f"{count} launches of each tool probed"
+
+
 def repeated(built: Built) -> str:
     """Twins from the cache count as exactly as fresh ones."""
     argv = [built.program("runtime_static")]
@@ -207,5 +221,6 @@ CHECKS = (
     block_exits_machine_code,
     followed,
     persistent,
+    waiting,
     repeated,
 )
