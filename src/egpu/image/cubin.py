@@ -17,8 +17,9 @@ from egpu.errors import InputError
 from egpu.image.cubin_tables import (
     SECTIONS,
     SYMBOLS,
-    Rows,
+    NamedRows,
     Table,
+    first_called,
     name_of,
     reaches_past,
     table_of,
@@ -56,6 +57,18 @@ PTX_SECTION        = ".nv_debug_ptx_txt"     # PTX text, lines ended by NUL; nvJ
 RESERVED_SHARED    = 1024                    # bytes that CUDA keeps of each block's shared memory
 RESERVED_FROM_ARCH = 90                      # from here on .nv.shared.<kernel> counts them
 # fmt: on
+
+
+def _packed(fields: dict[str, tuple[int, str]]) -> struct.Struct:
+    """Fields in the order of their places, all read at once."""
+    text, at = "<", 0
+    for offset, form in fields.values():
+        text += f"{offset - at}x{form[1:]}"
+        at = offset + struct.calcsize(form)
+    return struct.Struct(text)
+
+
+_HEADER = _packed(HEADER)
 _ARCH_OPTION = re.compile(rb"-arch[ =]*sm_[0-9]+([af]?)")
 
 
@@ -88,7 +101,8 @@ class Cubin:
 
     def section(self, name: str) -> Section | None:
         """The section ``name``, None if there is none."""
-        return next((each for each in self.sections if each.name == name), None)
+        at = first_called(self.sections, name)
+        return None if at is None else self.sections[at]
 
 
 def open_cubin(data: bytes) -> Cubin:
@@ -142,10 +156,12 @@ def _header(data: bytes) -> dict[str, int]:
         raise _malformed("the ELF header is cut off")
     if data[: len(ELF_MAGIC)] != ELF_MAGIC:
         raise _malformed("not a 64-bit little-endian ELF file")
-    return {
-        name: int(struct.unpack_from(form, data, offset)[0])
-        for name, (offset, form) in HEADER.items()
-    }
+    return header_of(data)
+
+
+def header_of(data: bytes) -> dict[str, int]:
+    """The fields of an ELF header that is there."""
+    return dict(zip(HEADER, _HEADER.unpack_from(data), strict=True))
 
 
 def _table(
@@ -166,13 +182,16 @@ def _place(data: bytes, header: dict[str, int], prefix: str, size: int) -> tuple
 
 def section_table(data: bytes) -> Table:
     """The section headers of a cubin."""
-    count, step, begin = _place(data, _header(data), "sh", SECTION.size)
+    return _section_table(data, _header(data))
+
+
+def _section_table(data: bytes, header: dict[str, int]) -> Table:
+    count, step, begin = _place(data, header, "sh", SECTION.size)
     return table_of(data, SECTIONS, begin, count, step)
 
 
-def section_names(data: bytes, table: Table) -> bytes:
-    """The string table with the names of a cubin's sections."""
-    strings = _header(data)["shstrndx"]
+def section_names(data: bytes, table: Table, strings: int) -> bytes:
+    """The string table with the names of a cubin's sections, which is in section ``strings``."""
     if strings >= len(table):
         raise _malformed(f"section names in section {strings} of {len(table)}")
     row = table[strings]
@@ -181,15 +200,14 @@ def section_names(data: bytes, table: Table) -> bytes:
 
 
 def _sections(data: bytes, header: dict[str, int]) -> Sequence[Section]:
-    count, step, begin = _place(data, header, "sh", SECTION.size)
-    table = table_of(data, SECTIONS, begin, count, step)
+    table = _section_table(data, header)
     stored = table[table["type"] != SHT_NOBITS]
     for at in reaches_past(stored, len(data)):
         row = stored[at]
         raise _malformed(f"a section of {row['size']} bytes at {row['offset']} does not fit")
-    if not count:
+    if not len(table):
         return ()
-    names = section_names(data, table)
+    names = section_names(data, table, header["shstrndx"])
     for at in unnamed(table, names):
         name_of(names, int(table["name"][at]))  # says so
 
@@ -197,7 +215,8 @@ def _sections(data: bytes, header: dict[str, int]) -> Sequence[Section]:
         row = SECTION.unpack_from(data, begin + at * step)
         return Section(name_of(names, row[0]), row[1], row[4], row[5], row[6], row[7])
 
-    return Rows(count, section)
+    begin, step = header["shoff"], header["shentsize"]
+    return NamedRows(table, names, section)
 
 
 def list_cubin_kernels(cubin: Cubin) -> tuple[KernelInfo, ...]:

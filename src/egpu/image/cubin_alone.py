@@ -14,7 +14,7 @@ from egpu.errors import InputError
 from egpu.image.cubin_attributes import Attribute, Shape, read_attributes
 from egpu.image.cubin_common import common_of, is_known, shape_of
 from egpu.image.cubin_contents import Contents
-from egpu.image.cubin_edit import CubinParts, Symbol, read_relocations
+from egpu.image.cubin_edit import CubinParts, Symbol, relocation_table
 from egpu.image.cubin_write import Writer
 
 
@@ -47,12 +47,11 @@ def _kept_sections(contents: Contents, kernel: Symbol) -> frozenset[int] | None:
         work += contents.about.get(at, ())
         for relocation in contents.relocations.get(at, ()):
             kept.add(relocation)
-            for each in read_relocations(parts[relocation]):
-                if each.symbol >= len(contents.symbols):
-                    raise InputError(f"a relocation by symbol {each.symbol}", where="cubin")
-                section = contents.symbols[each.symbol].section
-                if 0 < section < len(parts):
-                    work.append(section)
+            named = relocation_table(parts[relocation])["symbol"]
+            if len(named) and (most := int(named.max())) >= len(contents.table):
+                raise InputError(f"a relocation by symbol {most}", where="cubin")
+            sections = set(contents.table["section"][named].tolist())
+            work += [section for section in sections if 0 < section < len(parts)]
         if parts[at].name.startswith(".nv.info."):
             work += _named(contents, read_attributes(parts[at].data))
     own = kept.difference(common.sections)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from egpu.image.cubin_attributes import ATTRIBUTES, Attribute, Form, Shape, attribute_places
+from egpu.image.cubin_attributes import (
+    ATTRIBUTES,
+    Attribute,
+    Form,
+    Shape,
+    attribute_places,
+    read_attributes,
+)
 from egpu.image.cubin_contents import Contents
 from egpu.image.cubin_edit import SHT_NULL, Part
+from egpu.image.cubin_tables import Column
 
 _DEBUG = (
     ".debug_",
@@ -50,15 +56,16 @@ class Common:
     """What all kernels of a cubin have in common.
 
     ``sections`` that belong to no kernel; ``known``: nothing in them holds a number that is not
-    renumbered.  ``symbols`` that are in no section; ``rows`` of ``.nv.info`` by symbol, as places
-    in ``info``, its bytes.
+    renumbered.  ``symbols`` that are in no section; ``rows`` of ``.nv.info`` as places in ``info``,
+    its bytes, and ``about``, the symbol of each or NO_SYMBOL.
     """
 
     sections: tuple[int, ...]
     known: bool
-    symbols: tuple[int, ...]
+    symbols: Column
     info: bytes
-    rows: Mapping[int, Sequence[int]]
+    rows: Column
+    about: Column
 
 
 NO_SYMBOL = -1  # rows that name none
@@ -70,31 +77,25 @@ def common_of(contents: Contents) -> Common:
     sections = tuple(at for at in contents.others if not parts[at].name.startswith(_DEBUG))
     at = contents.parts.find(ROWS)
     info = b"" if at is None else parts[at].data
+    section = contents.table["section"]
     return Common(
         sections,
         all(is_known(parts[at]) for at in sections),
-        tuple(
-            symbol
-            for section, symbols in contents.symbols_of.items()
-            if section == 0 or section >= RESERVED_INDEX
-            for symbol in symbols
-        ),
+        np.flatnonzero((section == 0) | (section >= RESERVED_INDEX)),
         info,
-        _rows(info),
+        *_rows(info),
     )
 
 
-def _rows(info: bytes) -> dict[int, list[int]]:
-    found: defaultdict[int, list[int]] = defaultdict(list)
+def _rows(info: bytes) -> tuple[Column, Column]:
+    """Where rows are, and what symbols they are about."""
     text, places = np.frombuffer(info, np.uint8), attribute_places(info)
     named = np.isin(text[places + 1], _OF_SYMBOLS) & (text[places + 2] >= 4)
     numbers = np.full(len(places), NO_SYMBOL)
     for byte in range(4):
         column = text[places[named] + 4 + byte].astype(np.int64) << 8 * byte
         numbers[named] = column if byte == 0 else numbers[named] | column
-    for place, number in zip(places.tolist(), numbers.tolist(), strict=True):
-        found[number].append(place)
-    return dict(found)
+    return places, numbers
 
 
 _OF_SYMBOLS = [code for code, kind in ATTRIBUTES.items() if kind.shape is Shape.SYMBOL_VALUE]
@@ -111,6 +112,9 @@ def is_known(part: Part) -> bool:
         return False
     if not part.name.startswith(ROWS):
         return True
+    if part.name != ROWS:  # a kernel's, which are a few of many lengths
+        return all(each.form != Form.SIZED or each.code in ATTRIBUTES
+                   for each in read_attributes(part.data))
     text, places = np.frombuffer(part.data, np.uint8), attribute_places(part.data)
     sized = text[places + 1][text[places] == Form.SIZED]
     return set(sized.tolist()) <= ATTRIBUTES.keys()

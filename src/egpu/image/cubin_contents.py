@@ -5,14 +5,14 @@ Images hold up to thousands of kernels, and a process asks for them one after th
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from egpu.image.cubin import (
     Cubin,
+    header_of,
     kernel_symbols,
     section_names,
     section_table,
@@ -27,7 +27,7 @@ from egpu.image.cubin_edit import (
     symbol_table,
     take_apart,
 )
-from egpu.image.cubin_tables import Table, name_of, named
+from egpu.image.cubin_tables import Grouped, Table, called, name_of, named
 
 TEXT = ".text."
 _ABOUT_ANOTHER = 0x40  # SHF_INFO_LINK: sh_info is the section that this one is about
@@ -37,20 +37,20 @@ _ABOUT_ANOTHER = 0x40  # SHF_INFO_LINK: sh_info is the section that this one is 
 class Contents:
     """A cubin's parts and symbols.
 
-    ``kernels``: the symbol of each kernel by name.  ``about``: sections that describe a section of
+    ``kernels``: the symbol of each kernel by name; ``table``: the symbols' rows.  ``about``: sections that describe a section of
     code (attributes, constants, shared memory), by its index; ``describing``: all of these.
     ``relocations``: relocation sections by the index of the section that they change.  ``others``:
-    sections that are none of these and no code.  ``symbols_of``: symbols by section.
+    sections that are none of these and no code.
     """
 
     parts: CubinParts
     symbols: Sequence[Symbol]
+    table: Table
     kernels: Mapping[str, Symbol]
     about: Mapping[int, Sequence[int]]
     describing: frozenset[int]
     relocations: Mapping[int, Sequence[int]]
     others: tuple[int, ...]
-    symbols_of: Mapping[int, Sequence[int]]
 
 
 def contents_of(cubin: Cubin) -> Contents:
@@ -58,23 +58,46 @@ def contents_of(cubin: Cubin) -> Contents:
     parts = take_apart(cubin)
     symbols = read_symbols(parts)
     table = section_table(cubin.data)
-    names = section_names(cubin.data, table)
+    names = section_names(cubin.data, table, header_of(cubin.data)["shstrndx"])
     code = named(table, names, TEXT.encode())
     changing = (table["type"] == SHT_REL) | (table["type"] == SHT_RELA)
     describing = _describing(table, names, code, changing)
     rows = symbol_table_of(parts.parts[symbol_table(parts)].data)
+    about = np.array(sorted(describing), np.int64)
+    others = ~code & ~changing
+    others[about] = False
     return Contents(
         parts=parts,
         symbols=symbols,
-        kernels={each.name: each for each in map(symbols.__getitem__, kernel_symbols(rows))},
-        about=_grouped(sorted(describing), table["info"]),
+        table=rows,
+        kernels=_Kernels(symbols, kernel_symbols(rows)),
+        about=Grouped(about, table["info"]),
         describing=describing,
-        relocations=_grouped(np.flatnonzero(changing).tolist(), table["info"]),
-        others=tuple(
-            at for at in np.flatnonzero(~code & ~changing).tolist() if at not in describing
-        ),
-        symbols_of=_grouped(range(len(rows)), rows["section"]),
+        relocations=Grouped(np.flatnonzero(changing), table["info"]),
+        others=tuple(np.flatnonzero(others).tolist()),
     )
+
+
+class _Kernels(Mapping[str, Symbol]):
+    """The symbols of kernels by name; where several have one name, the last of them."""
+
+    __slots__ = ("_places", "_symbols")
+
+    def __init__(self, symbols: Sequence[Symbol], places: Sequence[int]) -> None:
+        self._symbols = symbols
+        self._places = dict.fromkeys(places)
+
+    def __getitem__(self, name: str) -> Symbol:
+        for at in reversed(called(self._symbols, name)):
+            if at in self._places:
+                return self._symbols[at]
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(self._symbols[at].name for at in self._places))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 def _describing(
@@ -96,11 +119,3 @@ def _describing(
 
 def _after(code: str) -> str:
     return "." + code.removeprefix(TEXT)
-
-
-def _grouped(rows: Sequence[int], keys: np.ndarray) -> dict[int, list[int]]:
-    """``rows`` by their keys."""
-    found: defaultdict[int, list[int]] = defaultdict(list)
-    for at, key in zip(rows, keys[rows].tolist(), strict=True):
-        found[key].append(at)
-    return dict(found)

@@ -11,6 +11,9 @@ import functools
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
 
 from egpu.errors import InputError
 from egpu.image.cubin import (
@@ -24,10 +27,12 @@ from egpu.image.cubin import (
     STT_FUNC,
     SYMBOL,
     Cubin,
+    header_of,
+    section_names,
     section_table,
     symbol_table_of,
 )
-from egpu.image.cubin_tables import Rows, name_of, unnamed
+from egpu.image.cubin_tables import NamedRows, Table, first_called, name_of, unnamed
 
 SHT_NULL, SHT_STRTAB, SHT_RELA, SHT_REL = 0, 3, 4, 9
 PT_PHDR = 6
@@ -53,6 +58,23 @@ class Part:
     align: int
     entsize: int
     data: bytes
+
+    def changed(self, data: bytes | None, info: int | None) -> Part:
+        """The same with other bytes, and another ``sh_info``, where they are given."""
+        return Part(  # dataclasses.replace takes five times as long
+            name=self.name,
+            name_at=self.name_at,
+            type=self.type,
+            flags=self.flags,
+            address=self.address,
+            offset=self.offset,
+            size=self.size if data is None else len(data),
+            link=self.link,
+            info=self.info if info is None else info,
+            align=self.align,
+            entsize=self.entsize,
+            data=self.data if data is None else data,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +141,15 @@ class CubinParts:
 
     def find(self, name: str) -> int | None:
         """Index of the section ``name``, None if there is none."""
-        return next((at for at, part in enumerate(self.parts) if part.name == name), None)
+        return first_called(self.parts, name)
 
     def with_data(
         self, changed: Mapping[int, bytes], info: Mapping[int, int] | None = None
     ) -> CubinParts:
         """The same with new contents of some sections, and new ``sh_info`` of some."""
-        parts = list(self.parts)
-        for at, data in changed.items():
-            parts[at] = replace(parts[at], data=data, size=len(data))
-        for at, value in (info or {}).items():
-            parts[at] = replace(parts[at], info=value)
+        parts, info = list(self.parts), info or {}
+        for at in {**changed, **info}:
+            parts[at] = parts[at].changed(changed.get(at), info.get(at))
         named = any(parts[at].type in (SHT_SYMTAB, SHT_STRTAB) for at in changed)
         return replace(self, parts=tuple(parts), symbols=None if named else self.symbols)
 
@@ -137,12 +157,13 @@ class CubinParts:
 def take_apart(cubin: Cubin) -> CubinParts:
     """The parts of an opened cubin; InputError for layouts that no assembler writes."""
     data = cubin.data
-    header = {name: struct.unpack_from(form, data, at)[0] for name, (at, form) in HEADER.items()}
+    header = header_of(data)
     if header["shentsize"] != SECTION.size or (
         header["phnum"] and header["phentsize"] != SEGMENT.size
     ):
         raise _malformed("header tables with entries of other sizes")
-    aligned = section_table(data)["align"]
+    table = section_table(data)
+    aligned = table["align"]
     if len(aligned) and (most := int(aligned.max())) > _LARGEST_ALIGNMENT:
         raise _malformed(f"a section aligned to {most} bytes")
 
@@ -169,11 +190,11 @@ def take_apart(cubin: Cubin) -> CubinParts:
         Segment(*SEGMENT.unpack_from(data, header["phoff"] + at * SEGMENT.size))
         for at in range(header["phnum"])
     )
-    return CubinParts(cubin, Rows(len(cubin.sections), part), segments)
+    names = section_names(data, table, header["shstrndx"]) if len(table) else b""
+    return CubinParts(cubin, NamedRows(table, names, part), segments)
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """Something that takes room in the file: a section, a header table."""
 
     key: int  # section index, or one of the tables below
@@ -226,9 +247,7 @@ def file_offsets(parts: CubinParts) -> dict[int, int]:
 def _places(parts: CubinParts) -> dict[int, tuple[_Piece, int]]:
     """Each piece of the file with its new offset, in file order."""
     data = parts.cubin.data
-    at = {
-        name: struct.unpack_from(form, data, offset)[0] for name, (offset, form) in HEADER.items()
-    }
+    at = header_of(data)
     table = len(parts.parts) * SECTION.size
     pieces = [_Piece(_SECTION_TABLE, at["shoff"], at["shoff"] + table, table, 8)]
     if parts.segments:
@@ -309,6 +328,11 @@ def symbol_table(parts: CubinParts) -> int:
     raise _malformed("no symbol table")
 
 
+def symbol_rows(parts: CubinParts) -> Table:
+    """The same without names, as columns."""
+    return symbol_table_of(parts.parts[symbol_table(parts)].data)
+
+
 def read_symbols(parts: CubinParts) -> Sequence[Symbol]:
     """Every symbol, in the table's order."""
     if parts.symbols is not None:
@@ -321,6 +345,11 @@ def read_symbols(parts: CubinParts) -> Sequence[Symbol]:
 
 @functools.lru_cache(maxsize=32)  # a twin's are asked for several times
 def _symbols(table: bytes, names: bytes) -> Sequence[Symbol]:
+    return symbols_of(table, names)
+
+
+def symbols_of(table: bytes, names: bytes) -> Sequence[Symbol]:
+    """The symbols of a table with these names; InputError where a name does not end."""
     rows = symbol_table_of(table)
     for at in unnamed(rows, names):
         raise _malformed(f"a symbol name at byte {rows['name'][at]} of {len(names)}")
@@ -329,7 +358,7 @@ def _symbols(table: bytes, names: bytes) -> Sequence[Symbol]:
         row = SYMBOL.unpack_from(table, index * SYMBOL.size)
         return Symbol(index, name_of(names, row[0]), row[1], row[2], row[3], row[4], row[5])
 
-    return Rows(len(rows), symbol)
+    return NamedRows(rows, names, symbol)
 
 
 def sized_symbol(table: bytes, index: int, size: int) -> bytes:
@@ -339,11 +368,24 @@ def sized_symbol(table: bytes, index: int, size: int) -> bytes:
     return table[:at] + SYMBOL.pack(*row) + table[at + SYMBOL.size :]
 
 
+# fmt: off
+_RELOCATIONS = {
+    SHT_RELA: np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<i8")]),
+    SHT_REL:  np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4")]),
+}
+# fmt: on
+
+
+def relocation_table(part: Part) -> Table:
+    """The entries of a relocation section as columns; InputError as from ``read_relocations``."""
+    if part.type not in _RELOCATIONS or len(part.data) % _RELOCATIONS[part.type].itemsize:
+        raise _malformed(f"{part.name} is no relocation section")
+    return np.frombuffer(part.data, _RELOCATIONS[part.type])
+
+
 def read_relocations(part: Part) -> tuple[Relocation, ...]:
     """The entries of a relocation section; InputError when its size is not a whole number."""
-    row = RELA if part.type == SHT_RELA else REL
-    if part.type not in (SHT_RELA, SHT_REL) or len(part.data) % row.size:
-        raise _malformed(f"{part.name} is no relocation section")
+    relocation_table(part)
     return _relocations(part.data, part.type)
 
 

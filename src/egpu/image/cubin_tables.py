@@ -5,8 +5,8 @@ A cubin has up to ten thousand sections and symbols, of which one kernel needs a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,72 @@ class Rows(Sequence[_Row]):
         return hash(tuple(self))  # as the tuples that it equals
 
 
+class NamedRows(Rows[_Row]):
+    """Rows of a table with names, found by name without making any of them."""
+
+    __slots__ = ("names", "places")
+
+    def __init__(self, table: Table, names: bytes, make: Callable[[int], _Row]) -> None:
+        super().__init__(len(table), make)
+        self.names = names
+        self.places: NDArray[np.uint32] = np.ascontiguousarray(table["name"])
+
+    def called(self, name: str) -> list[int]:
+        """Rows that have this name, as ``name_of`` gives it, in their order."""
+        if not name or not name.isascii() or "\\" in name:  # name_of may have put it so
+            places = enumerate(self.places.tolist())
+            return [at for at, place in places if name_of(self.names, place) == name]
+        text = name.encode() + b"\0"
+        found: list[int] = []
+        at = self.names.find(text)
+        while at >= 0:  # names may share their ends, and one may be there twice
+            found += np.flatnonzero(self.places == at).tolist()
+            at = self.names.find(text, at + 1)
+        return sorted(found)
+
+
+class _Called(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+def called(rows: Sequence[_Called], name: str) -> list[int]:
+    """Which rows are called so."""
+    if isinstance(rows, NamedRows):
+        return rows.called(name)
+    return [at for at, row in enumerate(rows) if row.name == name]
+
+
+def first_called(rows: Sequence[_Called], name: str) -> int | None:
+    """The first of them, None if there is none."""
+    return next(iter(called(rows, name)), None)
+
+
+class Grouped(Mapping[int, Sequence[int]]):
+    """Rows by what a column says of each: ``rows`` in ascending order, ``keys`` of all rows."""
+
+    __slots__ = ("_keys", "_rows")
+
+    def __init__(self, rows: Column, keys: Column) -> None:
+        chosen = keys[rows].astype(np.int64)
+        order = np.argsort(chosen, kind="stable")
+        self._rows = rows[order]
+        self._keys = chosen[order]
+
+    def __getitem__(self, key: int) -> list[int]:
+        begin, end = np.searchsorted(self._keys, (key, key + 1)).tolist()
+        if begin == end:
+            raise KeyError(key)
+        found: list[int] = self._rows[begin:end].tolist()
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.unique(self._keys).tolist())
+
+    def __len__(self) -> int:
+        return len(np.unique(self._keys))
+
+
 def table_of(data: bytes, kind: np.dtype[np.void], begin: int, count: int, step: int) -> Table:
     """``count`` rows of a table, ``step`` bytes from each to the next; all of them are there."""
     if not count:
@@ -98,6 +164,15 @@ def name_of(names: bytes, at: int) -> str:
     if at >= len(names) or end < 0:
         raise InputError(f"a name at byte {at} of a string table of {len(names)}", where="cubin")
     return names[at:end].decode("utf-8", "backslashreplace")
+
+
+def name_bytes(names: bytes, at: int) -> bytes:
+    """The same name in UTF-8, which may not be how it is there."""
+    end = names.find(b"\0", at)
+    text = names[at:end]
+    if end >= 0 and text.isascii():
+        return text
+    return name_of(names, at).encode("utf-8", "backslashreplace")
 
 
 def named(table: Table, names: bytes, prefix: bytes) -> NDArray[np.bool_]:

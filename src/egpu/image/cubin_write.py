@@ -6,8 +6,10 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from egpu.errors import InputError
-from egpu.image.cubin import HEADER, HEADER_SIZE, SECTION, SEGMENT, SHT_NOBITS, SYMBOL, Section
+from egpu.image.cubin import HEADER, HEADER_SIZE, SECTION, SEGMENT, SHT_NOBITS, Section
 from egpu.image.cubin_attributes import (
     Attribute,
     Shape,
@@ -24,26 +26,31 @@ from egpu.image.cubin_edit import (
     SHT_RELA,
     CubinParts,
     Part,
-    Relocation,
     Segment,
     Symbol,
-    read_relocations,
+    relocation_table,
     symbol_table,
-    write_relocations,
+    symbols_of,
 )
+from egpu.image.cubin_tables import Column, name_bytes
 
 STT_OBJECT = 1
-_CALL = struct.Struct("<II")  # .nv.callgraph: caller, callee
+_CALL = 8  # bytes of a row of .nv.callgraph: caller, callee
 _NOBODY = 0xFFFFFF00  # ... from here on not a symbol
 _SYMBOL_OF_CODE = (1 << 24) - 1  # sh_info of a text section: its symbol, below the registers
 
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """New numbers of the sections and symbols that are kept."""
+    """New numbers of the sections and symbols that are kept; -1 for symbols that are not."""
 
     sections: Mapping[int, int]
-    symbols: Mapping[int, int]
+    symbols: Column
+
+    def symbol(self, was: int) -> int | None:
+        """The new number of a symbol, None if it is not kept."""
+        now = int(self.symbols[was]) if was < len(self.symbols) else -1
+        return now if now >= 0 else None
 
 
 class Writer:
@@ -54,42 +61,41 @@ class Writer:
         self._parts = contents.parts.parts
         self._kept = sorted(kept)
         self._symtab = symbol_table(contents.parts)
-        self._symbols = self._kept_symbols(kept)
-        self._numbers = _Numbers(
-            {at: number for number, at in enumerate(self._kept)},
-            {each.index: number for number, each in enumerate(self._symbols)},
-        )
+        self._symbols = self._kept_symbols()
+        symbols = np.full(len(contents.table), -1)
+        symbols[self._symbols] = np.arange(len(self._symbols))
+        self._numbers = _Numbers({at: number for number, at in enumerate(self._kept)}, symbols)
 
-    def _kept_symbols(self, kept: frozenset[int]) -> list[Symbol]:
+    def _kept_symbols(self) -> Column:
         """Those of kept sections; variables only if something refers to them by their symbol (code
         reads constants by their place)."""
-        found: dict[int, Symbol] = {}
-        for at in kept:
-            if self._parts[at].type in (SHT_REL, SHT_RELA):
-                for each in read_relocations(self._parts[at]):
-                    if each.symbol >= len(self._contents.symbols):
-                        raise _no_symbol(each.symbol)
-                    found[each.symbol] = self._contents.symbols[each.symbol]
-        symbols = self._contents.symbols
-        for at in common_of(self._contents).symbols:
-            found[at] = symbols[at]
-        for section in kept - {0}:
-            for at in self._contents.symbols_of.get(section, ()):
-                if symbols[at].type != STT_OBJECT or self._is_constant(symbols[at]):
-                    found[at] = symbols[at]
-        return [found[index] for index in sorted(found)]
-
-    def _is_constant(self, symbol: Symbol) -> bool:
-        return self._parts[symbol.section].name.startswith(".nv.constant")
+        table, parts = self._contents.table, self._parts
+        # Of each section, whether its symbols are kept, and its variables; behind the last one, of
+        # numbers that are no section.
+        any_kept, all_kept = np.zeros((2, len(parts) + 1), np.bool_)
+        any_kept[[at for at in self._kept if at]] = True
+        all_kept[
+            [at for at in self._kept if at and parts[at].name.startswith(".nv.constant")]
+        ] = True
+        section = np.minimum(table["section"], len(parts))
+        kept = any_kept[section] & (table["info"] & 0xF != STT_OBJECT) | all_kept[section]
+        for at in self._kept:
+            if parts[at].type in (SHT_REL, SHT_RELA):
+                named = relocation_table(parts[at])["symbol"]
+                if len(named) and (most := int(named.max())) >= len(table):
+                    raise _no_symbol(most)
+                kept[named] = True
+        kept[common_of(self._contents).symbols] = True
+        return np.flatnonzero(kept)
 
     def file(self) -> CubinParts:
         """The file, as it is when it is opened and taken apart again."""
         names = _Strings()
         strings = _Strings()
-        table = b"".join(self._symbol(each, strings) for each in self._symbols)
+        table = self._symbol_table(strings)
         name_at = [names.add(self._parts[at].name) for at in self._kept]
         symtab = self._parts[self._symtab]
-        locals_ = sum(1 for each in self._symbols if each.index < symtab.info)
+        locals_ = int(np.searchsorted(self._symbols, symtab.info))
         text = {
             symtab.link: strings.data,
             self._section_names(): names.data,
@@ -104,43 +110,40 @@ class Writer:
             place = (name, 0 if part.type == SHT_NULL else len(out))
             rows.append(self._part(at, place, text, locals_))
             out += rows[-1].data
-        return self._with_tables(out, rows)
+        return self._with_tables(out, rows, symbols_of(table, strings.data))
 
     def _section_names(self) -> int:
         form, at = HEADER["shstrndx"][1], HEADER["shstrndx"][0]
         return int(struct.unpack_from(form, self._contents.parts.cubin.data, at)[0])
 
-    def _symbol(self, symbol: Symbol, strings: _Strings) -> bytes:
-        section = self._numbers.sections.get(symbol.section, symbol.section)
-        return SYMBOL.pack(
-            strings.add(symbol.name),
-            symbol.info,
-            symbol.other,
-            section,
-            symbol.value,
-            symbol.size,
-        )
+    def _symbol_table(self, strings: _Strings) -> bytes:
+        table = self._contents.table[self._symbols]
+        names = self._parts[self._parts[self._symtab].link].data
+        table["name"] = [
+            strings.add_bytes(name_bytes(names, at)) for at in table["name"].tolist()
+        ]
+        sections = np.arange(max(len(self._parts), 1))
+        sections[self._kept] = np.arange(len(self._kept))
+        inside = table["section"] < len(self._parts)
+        table["section"][inside] = sections[table["section"][inside]]
+        return table.tobytes()
 
     def _part(
         self, at: int, place: tuple[int, int], text: Mapping[int, bytes], locals_: int
     ) -> Part:
         """A section as it will be, whose name and bytes are at these places."""
         part = self._parts[at]
-        sections, symbols = self._numbers.sections, self._numbers.symbols
+        sections = self._numbers.sections
         data = text.get(at)
         info = part.info
         if part.type in (SHT_REL, SHT_RELA):
-            data = write_relocations(
-                tuple(
-                    Relocation(each.offset, symbols[each.symbol], each.type, each.addend)
-                    for each in read_relocations(part)
-                ),
-                part.type,
-            )
+            relocations = relocation_table(part).copy()
+            relocations["symbol"] = self._numbers.symbols[relocations["symbol"]]
+            data = relocations.tobytes()
             info = self._section(part.info)
         elif part.name.startswith(TEXT):
             was = part.info & _SYMBOL_OF_CODE
-            info = part.info & ~_SYMBOL_OF_CODE | symbols.get(was, 0)
+            info = part.info & ~_SYMBOL_OF_CODE | (self._numbers.symbol(was) or 0)
         elif at == self._symtab:
             info = locals_
         elif at in self._contents.describing:
@@ -177,26 +180,26 @@ class Writer:
     def _rows(self) -> bytes:
         """Those of ``.nv.info`` that are about what is kept."""
         common = common_of(self._contents)
-        places = [
-            place
-            for index in (NO_SYMBOL, *self._numbers.symbols)
-            for place in common.rows.get(index, ())
-        ]
-        return self._renumbered(attribute_at(common.info, place) for place in sorted(places))
+        known = common.about < len(self._numbers.symbols)
+        kept = common.about == NO_SYMBOL
+        kept[known] |= self._numbers.symbols[common.about[known]] >= 0
+        places = common.rows[kept].tolist()
+        return self._renumbered(attribute_at(common.info, place) for place in places)
 
     def _renumbered(self, attributes: Iterable[Attribute]) -> bytes:
-        symbols = self._numbers.symbols
+        new = self._numbers.symbol
         out: list[Attribute] = []
         for each in attributes:
             match shape_of(each):
                 case Shape.SYMBOL_VALUE | Shape.BANK:
                     index = int.from_bytes(each.payload[:4], "little")
-                    if index not in symbols:
+                    number = new(index)
+                    if number is None:
                         raise _no_symbol(index)
-                    payload = symbols[index].to_bytes(4, "little") + each.payload[4:]
+                    payload = number.to_bytes(4, "little") + each.payload[4:]
                     out.append(Attribute(each.form, each.code, each.value, payload))
                 case Shape.SYMBOLS:
-                    numbers = [symbols[index] for index in each.words() if index in symbols]
+                    numbers = [now for was in each.words() if (now := new(was)) is not None]
                     payload = struct.pack(f"<{len(numbers)}I", *numbers)
                     out.append(Attribute(each.form, each.code, len(payload), payload))
                 case _:
@@ -204,14 +207,17 @@ class Writer:
         return write_attributes(out)
 
     def _calls(self, part: Part) -> bytes:
-        symbols = self._numbers.symbols
-        out = b""
-        for caller, callee in _CALL.iter_unpack(part.data[: len(part.data) // 8 * 8]):
-            if caller in symbols and (callee in symbols or callee >= _NOBODY):
-                out += _CALL.pack(symbols[caller], symbols.get(callee, callee))
-        return out
+        rows = np.frombuffer(part.data, "<u4", len(part.data) // _CALL * 2).reshape(-1, 2)
+        count = len(self._numbers.symbols)
+        symbols = np.append(self._numbers.symbols, -1)
+        new = symbols[np.minimum(rows, count)]
+        nobody = (new[:, 1] < 0) & (rows[:, 1] >= _NOBODY)
+        new[nobody, 1] = rows[nobody, 1]
+        return new[(new >= 0).all(axis=1)].astype("<u4").tobytes()
 
-    def _with_tables(self, out: bytearray, rows: Sequence[Part]) -> CubinParts:
+    def _with_tables(
+        self, out: bytearray, rows: Sequence[Part], symbols: Sequence[Symbol]
+    ) -> CubinParts:
         head = bytearray(self._contents.parts.cubin.data[:HEADER_SIZE])
         out += bytes(-len(out) % 8)
         _put(head, "shoff", len(out))
@@ -250,19 +256,6 @@ class Writer:
             for each in rows
         )
         cubin = replace(self._contents.parts.cubin, data=bytes(out), sections=sections)
-        sections_of = self._numbers.sections
-        symbols = tuple(
-            Symbol(
-                index=index,
-                name=each.name,
-                info=each.info,
-                other=each.other,
-                section=sections_of.get(each.section, each.section),
-                value=each.value,
-                size=each.size,
-            )
-            for index, each in enumerate(self._symbols)
-        )
         return CubinParts(cubin, tuple(rows), tuple(segments), symbols)
 
     def _segments(self, rows: Sequence[Part], table: int) -> list[Segment]:
@@ -315,14 +308,17 @@ class _Strings:
     """A string table that is being written."""
 
     def __init__(self) -> None:
-        self._places: dict[str, int] = {"": 0}
+        self._places: dict[bytes, int] = {b"": 0}
         self._data = bytearray(1)
 
     def add(self, text: str) -> int:
+        return self.add_bytes(text.encode("utf-8", "backslashreplace"))
+
+    def add_bytes(self, text: bytes) -> int:
         at = self._places.get(text)
         if at is None:
             at = self._places[text] = len(self._data)
-            self._data += text.encode("utf-8", "backslashreplace") + b"\0"
+            self._data += text + b"\0"
         return at
 
     @property

@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from egpu.errors import InputError
@@ -17,7 +18,7 @@ from egpu.image.cubin_attributes import (
 )
 from egpu.image.cubin_contents import TEXT
 from egpu.image.cubin_edit import SHT_REL, SHT_RELA
-from egpu.image.cubin_tables import Rows
+from egpu.image.cubin_tables import SYMBOLS, Grouped, NamedRows, Rows, name_of
 
 IMAGES = Path(__file__).parents[1] / "images"
 CUBINS = sorted(IMAGES.glob("*.cubin"))
@@ -97,6 +98,28 @@ def test_contents_are_what_looking_at_every_section_and_symbol_finds(path):
             not about and not changing and not part.name.startswith(TEXT)
         )
     assert {each.name for each in symbols if each.is_kernel} == set(contents.kernels)
-    for section, indices in contents.symbols_of.items():
-        assert indices == [each.index for each in symbols if each.section == section]
-    assert sum(map(len, contents.symbols_of.values())) == len(symbols)
+    assert {name: each.index for name, each in contents.kernels.items()} == {
+        each.name: each.index for each in symbols if each.is_kernel
+    }
+    assert contents.table["section"].tolist() == [each.section for each in symbols]
+    for name in {each.name for each in (*parts, *symbols)} | {"nothing is called so", "\xff"}:
+        for rows in (parts, symbols):
+            assert rows.called(name) == [at for at, row in enumerate(rows) if row.name == name]
+
+
+def test_rows_are_found_by_names_that_share_their_ends_or_are_no_text():
+    names = b"\0abc\0bc\0\xff\0\\xff\0"
+    table = np.zeros(6, SYMBOLS)
+    table["name"] = [2, 1, 5, 8, 10, 0]
+    rows = NamedRows(table, names, lambda at: name_of(names, int(table["name"][at])))
+    assert list(rows) == ["bc", "abc", "bc", "\\xff", "\\xff", ""]
+    found = {name: rows.called(name) for name in (*rows, "c", "\xff")}
+    assert found == {"bc": [0, 2], "abc": [1], "\\xff": [3, 4], "": [5], "c": [], "\xff": []}
+
+
+def test_rows_by_what_a_column_says():
+    keys = np.array([7, 0, 7, 3, 7, 9], np.uint32)
+    found = Grouped(np.array([0, 1, 2, 4]), keys)
+    assert dict(found) == {0: [1], 7: [0, 2, 4]}
+    assert (len(found), found.get(3, ()), found.get(1 << 32, ())) == (2, (), ())
+    assert dict(Grouped(np.zeros(0, np.int64), keys)) == {}
