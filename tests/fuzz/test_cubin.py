@@ -40,7 +40,7 @@ def everything_before_probes(data):
     code = Code.of(parts.parts[kernel.text].data)
     check_kernel(parts, kernel, code, contents.parts.cubin.arch, ())
     code_around(parts, kernel, code)
-    share_globals(parts, kernel, read_symbols(parts))
+    share_globals(parts, kernel, read_symbols(parts), code)
     called_registers(parts)
     lowest_register_limit(code)
     put_together(parts)

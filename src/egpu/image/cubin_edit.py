@@ -392,10 +392,11 @@ def read_relocations(part: Part) -> tuple[Relocation, ...]:
 @functools.lru_cache(maxsize=64)  # those of a cubin are asked for with each of its kernels
 def _relocations(data: bytes, kind: int) -> tuple[Relocation, ...]:
     row = RELA if kind == SHT_RELA else REL
-    return tuple(
-        Relocation(values[0], values[1] >> 32, values[1] & 0xFFFFFFFF, (*values, None)[2])
-        for values in row.iter_unpack(data)
-    )
+    return tuple(map(_relocation, row.iter_unpack(data)))
+
+
+def _relocation(values: tuple[int, ...]) -> Relocation:
+    return Relocation(values[0], values[1] >> 32, values[1] & 0xFFFFFFFF, (*values, None)[2])
 
 
 def write_relocations(relocations: tuple[Relocation, ...], kind: int) -> bytes:
@@ -408,13 +409,27 @@ def write_relocations(relocations: tuple[Relocation, ...], kind: int) -> bytes:
     return b"".join(REL.pack(each.offset, each.symbol << 32 | each.type) for each in relocations)
 
 
+def relocation_at(part: Part, index: int) -> Relocation:
+    """One entry of a relocation section."""
+    row = RELA if part.type == SHT_RELA else REL
+    return _relocation(row.unpack_from(part.data, index * row.size))
+
+
+def relocating(parts: CubinParts, section: int) -> list[int]:
+    """The relocation sections that change ``section``."""
+    return [
+        at
+        for at, part in enumerate(parts.parts)
+        if part.type in _RELOCATIONS and part.info == section
+    ]
+
+
 def relocations_of(parts: CubinParts, section: int) -> tuple[tuple[int, Relocation], ...]:
     """(index of the relocation section, entry) of all that change ``section``."""
     return tuple(
         (at, each)
-        for at, part in enumerate(parts.parts)
-        if part.type in (SHT_RELA, SHT_REL) and part.info == section
-        for each in read_relocations(part)
+        for at in relocating(parts, section)
+        for each in read_relocations(parts.parts[at])
     )
 
 

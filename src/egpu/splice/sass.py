@@ -122,7 +122,7 @@ def splice_sass(
     changed = change_kernel(parts, target, change)
     if blocks.exit:
         changed = with_functions(changed, work.function)
-    changed, shared = share_globals(changed, target, read_symbols(parts))
+    changed, shared = share_globals(changed, target, read_symbols(parts), text)
     return InstrumentedCubin(
         kernel=kernel,
         image=put_together(changed),

@@ -27,6 +27,7 @@ from egpu.splice.sass_encoding import (
     distance_of,
 )
 
+_TURNS = frozenset({BRA, BSSY, CALL, EXIT, *RETURNS, *WARPSYNCS})  # others lead to the next one
 _NAMES_A_PLACE = frozenset({BRA, BSSY, CALL, *RETURNS})
 # On sm_90 a WARPSYNC that is a COLLECTIVE has one, others have the next instruction there.  Before,
 # none has: a register of the mask lies where the place would be.
@@ -82,16 +83,19 @@ def check_spliced(before: Code, after: Code, arch: int) -> None:
 
 
 def _walk(code: Code, begins: set[int], within: range, arch: int, resumed: int = -1) -> None:
+    opcodes = code.opcodes[within.start : within.stop].tolist()
     seen = {resumed}
     work = list(begins)
     while work:
         index = work.pop()
-        if index in seen:
-            continue
-        if index not in within:
-            raise _wrong(index)
-        seen.add(index)
-        work += _next(index, code[index], arch)
+        while index not in seen:
+            if index not in within:
+                raise _wrong(index)
+            seen.add(index)
+            if opcodes[index - within.start] in _TURNS:
+                work += _next(index, code[index], arch)
+                break
+            index += 1
 
 
 def _next(index: int, word: int, arch: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The machine code of a section as two columns of numbers, to look at thousands of instructions.
+"""The machine code of a section as columns of numbers, to look at thousands of instructions.
 
 A kernel has up to a hundred thousand; the few that are changed are taken out as single words.
 """
@@ -6,7 +6,7 @@ A kernel has up to a hundred thousand; the few that are changed are taken out as
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,48 +14,56 @@ from numpy.typing import NDArray
 from egpu.errors import InputError
 from egpu.splice.sass_encoding import OPCODE, SIZE, Field
 
-_HALF = 64  # bits of a column
-_Numbers = NDArray[np.uint64]
+_Numbers = NDArray[np.unsignedinteger]
+_SMALLEST = 8  # bits of a column, or twice as many, and so on
+_OPCODES = np.uint16((1 << OPCODE.width) - 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Code:
-    """Instructions; ``low`` and ``high`` are the two halves of each, ``opcodes`` its opcode."""
+    """Instructions; ``opcodes`` has the opcode of each.  Its bytes are never changed."""
 
-    low: _Numbers
-    high: _Numbers
-    opcodes: _Numbers
+    __slots__ = ("_bytes", "_count", "opcodes")
+
+    def __init__(self, data: bytes) -> None:
+        self._bytes = data
+        self._count = len(data) // SIZE
+        self.opcodes: NDArray[np.uint16] = self._column(0, 16) & _OPCODES
 
     @classmethod
     def of(cls, data: bytes) -> Code:
         """The instructions of a section; InputError when its size is not a whole number of them."""
         if len(data) % SIZE:
             raise InputError(f"{len(data)} bytes of machine code", where="cubin")
-        halves = np.frombuffer(data, "<u8").reshape(-1, 2)
-        return _code(halves[:, 0].copy(), halves[:, 1].copy())
+        return cls(data)
 
     def __len__(self) -> int:
-        return len(self.low)
+        return self._count
 
     def __getitem__(self, index: int) -> int:
         """One instruction as the encoding's functions take it."""
-        return int(self.high[index]) << _HALF | int(self.low[index])
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        return int.from_bytes(self._bytes[index * SIZE : (index + 1) * SIZE], "little")
 
     def __iter__(self) -> Iterator[int]:
-        return (
-            high << _HALF | low
-            for low, high in zip(self.low.tolist(), self.high.tolist(), strict=True)
+        return map(self.__getitem__, range(self._count))
+
+    def _column(self, at: int, width: int) -> NDArray[Any]:
+        """Bits of every instruction that lie in one number of so many."""
+        return np.ndarray(
+            (self._count,), f"<u{width // 8}", self._bytes if self._count else None, at // 8,
+            (SIZE,) if self._count else None,
         )
 
     def field(self, field: Field) -> _Numbers:
-        """That field of every instruction."""
-        mask = np.uint64((1 << field.width) - 1)
-        if field.at >= _HALF:
-            return self.high >> np.uint64(field.at - _HALF) & mask
-        values = self.low >> np.uint64(field.at)
-        if field.at + field.width > _HALF:
-            values = values | self.high << np.uint64(_HALF - field.at)
-        return values & mask
+        """That field of every instruction, in as few bytes as hold it where it lies."""
+        width = _SMALLEST
+        while field.at // width != (field.at + field.width - 1) // width:
+            width *= 2
+        column = self._column(field.at // width * width, width)
+        kind = column.dtype.type
+        found: _Numbers = column >> kind(field.at % width) & kind((1 << field.width) - 1)
+        return found
 
     def where(self, *opcodes: int) -> list[int]:
         """Indices of the instructions with one of these opcodes."""
@@ -65,26 +73,21 @@ class Code:
         found: list[int] = np.flatnonzero(chosen).tolist()
         return found
 
-    def some(self, chosen: NDArray[np.bool_]) -> Code:
-        """The chosen ones, in their order."""
-        return Code(self.low[chosen], self.high[chosen], self.opcodes[chosen])
+    def halves(self, chosen: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """The lower and the upper half of the chosen instructions."""
+        return np.stack([self._column(at, 64)[chosen] for at in (0, 64)])
 
     def with_words(self, changed: dict[int, int]) -> Code:
         """The same with some instructions replaced."""
-        low, high = self.low.copy(), self.high.copy()
-        for index, word in changed.items():
-            low[index] = word & (1 << _HALF) - 1
-            high[index] = word >> _HALF
-        return _code(low, high)
+        return self.spliced(changed, b"")
 
-    def followed_by(self, other: Code) -> Code:
-        """Both, one behind the other."""
-        return _code(np.concatenate([self.low, other.low]), np.concatenate([self.high, other.high]))
+    def spliced(self, changed: dict[int, int], added: bytes) -> Code:
+        """The same with some instructions replaced, and others behind it."""
+        data = bytearray(self._bytes)
+        for index, word in changed.items():
+            data[index * SIZE : (index + 1) * SIZE] = word.to_bytes(SIZE, "little")
+        return Code(bytes(data + added))
 
     def data(self) -> bytes:
         """The bytes of the section."""
-        return np.stack([self.low, self.high], axis=1).astype("<u8").tobytes()
-
-
-def _code(low: _Numbers, high: _Numbers) -> Code:
-    return Code(low, high, low & np.uint64((1 << OPCODE.width) - 1))
+        return self._bytes

@@ -15,11 +15,13 @@ import numpy as np
 from egpu.errors import UnsupportedError
 from egpu.image.cubin_edit import (
     CubinParts,
-    Relocation,
     Symbol,
     file_offsets,
+    relocating,
+    relocation_at,
+    relocation_table,
     relocations_of,
-    write_relocations,
+    symbol_rows,
 )
 from egpu.image.cubin_kernel import Kernel
 from egpu.splice.ptx_globals import is_compiler_constant
@@ -64,45 +66,49 @@ class _Shared:
 
 
 def share_globals(
-    parts: CubinParts, kernel: Kernel, symbols: Sequence[Symbol]
+    parts: CubinParts, kernel: Kernel, symbols: Sequence[Symbol], code: Code
 ) -> tuple[CubinParts, tuple[_Shared, ...]]:
     """The cubin without the relocations of variables that are shared, and what to fill in.
 
-    ``symbols`` as they were before the kernel was changed, which moves none.
+    ``symbols`` as they were before the kernel was changed, which moves none; ``code`` is what is
+    in the kernel's section.
     """
     variables = _variables(parts, symbols)
     bank = parts.find(_ADDRESSES)
     if variables:
-        _check(parts, kernel, symbols, variables)
+        _check(parts, kernel, symbols, variables, code)
     if not variables or bank is None:
         return parts, ()
-    used = used_constants(parts, kernel, 4)
+    used = used_constants(parts, kernel, 4, code)
     shared: list[_Shared] = []
     changed: dict[int, bytes] = {}
-    for at in {at for at, _ in relocations_of(parts, bank)}:
-        kept: list[Relocation] = []
-        for index, each in relocations_of(parts, bank):
-            if index != at:
-                continue
-            symbol = symbols[each.symbol]
-            if each.symbol not in variables or (used is not None and each.offset not in used):
-                kept.append(each)
-                continue
+    for at in relocating(parts, bank):
+        table = relocation_table(parts.parts[at])
+        gone = np.isin(table["symbol"], list(variables))
+        if used is not None:
+            gone &= np.isin(table["offset"], list(used))
+        if not gone.any():
+            continue
+        changed[at] = table[~gone].tobytes()
+        for index in np.flatnonzero(gone).tolist():
+            each = relocation_at(parts.parts[at], index)
+            name = symbols[each.symbol].name
             if each.type != _ADDRESS_64:
-                raise UnsupportedError(
-                    f"{kernel.name}: a relocation of {symbol.name} ({each.type})"
-                )
+                raise UnsupportedError(f"{kernel.name}: a relocation of {name} ({each.type})")
             addend = each.addend
             if addend is None:
                 data = parts.parts[bank].data
                 addend = int.from_bytes(data[each.offset : each.offset + 8], "little")
-            shared.append(_Shared(bank, each.offset, symbol.name, addend))
-        changed[at] = write_relocations(tuple(kept), parts.parts[at].type)
+            shared.append(_Shared(bank, each.offset, name, addend))
     return parts.with_data(changed), tuple(shared)
 
 
 def _check(
-    parts: CubinParts, kernel: Kernel, symbols: Sequence[Symbol], variables: set[int]
+    parts: CubinParts,
+    kernel: Kernel,
+    symbols: Sequence[Symbol],
+    variables: set[int],
+    code: Code,
 ) -> None:
     for _, each in relocations_of(parts, kernel.text):
         if each.symbol in variables:
@@ -113,24 +119,26 @@ def _check(
         for index in sorted(variables)
         if parts.parts[symbols[index].section].name == _CONSTANTS
     ]
-    if written and used_constants(parts, kernel, 3) != frozenset():
+    if written and used_constants(parts, kernel, 3, code) != frozenset():
         raise UnsupportedError(
             f"{kernel.name}, which reads __constant__ memory that the program can write "
             f"({written[0]})"
         )
 
 
-def used_constants(parts: CubinParts, kernel: Kernel, bank: int) -> frozenset[int] | None:
-    """Offsets of 8-byte places in a constant bank that the code reads, None if any may be."""
+def used_constants(
+    parts: CubinParts, kernel: Kernel, bank: int, code: Code
+) -> frozenset[int] | None:
+    """Offsets of 8-byte places in a constant bank that the code reads, None if any may be; ``code``
+    is that of the kernel's section."""
     found: set[int] = set()
-    own = parts.parts[kernel.text]
-    names = {part.name for part in parts.parts}
-    for part in parts.parts:
+    for at, part in enumerate(parts.parts):
         if not part.name.startswith(_TEXT):
             continue
-        if part is not own and f".nv.info.{part.name.removeprefix(_TEXT)}" in names:
+        own = at == kernel.text
+        if not own and parts.find(f".nv.info.{part.name.removeprefix(_TEXT)}") is not None:
             continue  # another kernel's
-        places = constants_of(Code.of(part.data), bank)
+        places = constants_of(code if own else Code.of(part.data), bank)
         if places is None:
             return None
         found |= places
@@ -140,28 +148,27 @@ def used_constants(parts: CubinParts, kernel: Kernel, bank: int) -> frozenset[in
 def constants_of(code: Code, bank: int) -> frozenset[int] | None:
     """The same of one section's code."""
     forms, opcodes = code.field(FORM), code.opcodes
-    here = (forms == CONSTANT_FORMS[0]) | (forms == CONSTANT_FORMS[1])
-    here &= code.field(CONSTANT_BANK) == bank
+    here = code.field(CONSTANT_BANK) == bank
+    here &= (forms == CONSTANT_FORMS[0]) | (forms == CONSTANT_FORMS[1])
+    if not here.any():
+        return frozenset()
     indexed = here & (
         ((opcodes == LDC) & (code.field(SOURCE_A) != RZ))
         | ((opcodes == ULDC_INDEXED) & (code.field(UNIFORM_A) != URZ))
     )
     if indexed.any():
         return None
-    offsets = np.unique(code.field(CONSTANT_OFFSET)[here]).tolist()
+    offsets = set(code.field(CONSTANT_OFFSET)[here].tolist())
     return frozenset(offset // 8 * 8 for offset in offsets)
 
 
 def _variables(parts: CubinParts, symbols: Sequence[Symbol]) -> set[int]:
     """Symbols of variables that a program can see."""
-    sections = {at for at, part in enumerate(parts.parts) if part.name in _VARIABLES}
-    return {
-        each.index
-        for each in symbols
-        if each.section in sections
-        and each.type == STT_OBJECT
-        and not is_compiler_constant(each.name)
-    }
+    sections = [at for at, part in enumerate(parts.parts) if part.name in _VARIABLES]
+    rows = symbol_rows(parts)
+    inside = np.isin(rows["section"], sections) & (rows["info"] & 0xF == STT_OBJECT)
+    found: list[int] = np.flatnonzero(inside).tolist()
+    return {at for at in found if not is_compiler_constant(symbols[at].name)}
 
 
 def patches(parts: CubinParts, shared: tuple[_Shared, ...]) -> tuple[GlobalPatch, ...]:

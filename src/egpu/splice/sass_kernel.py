@@ -15,6 +15,7 @@ from egpu.image.cubin_edit import (
     Symbol,
     read_symbols,
     relocations_of,
+    symbol_rows,
 )
 from egpu.image.cubin_kernel import Kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE
@@ -116,7 +117,7 @@ def other_functions(parts: CubinParts) -> list[int]:
     return [at for at in code if at not in entries]
 
 
-def _called(parts: CubinParts, kernel: Kernel) -> list[Symbol]:
+def _called(parts: CubinParts, kernel: Kernel, code: Code) -> list[Symbol]:
     """Functions outside its own section that the kernel's code or attributes name.
 
     Those that are defined elsewhere are among EXTERNS; their addresses, too, lie in constant bank
@@ -126,7 +127,7 @@ def _called(parts: CubinParts, kernel: Kernel) -> list[Symbol]:
     named = {each.symbol for _, each in relocations_of(parts, kernel.text)}
     bank = parts.find(".nv.constant4")
     if bank is not None:
-        used = used_constants(parts, kernel, 4)
+        used = used_constants(parts, kernel, 4, code)
         named |= {
             each.symbol
             for _, each in relocations_of(parts, bank)
@@ -153,7 +154,7 @@ def code_around(parts: CubinParts, kernel: Kernel, code: Code) -> Usage:
     used = [usage_of(code)]
     for at in other_functions(parts):
         used.append(usage_of(Code.of(parts.parts[at].data)))
-    if _calls_the_driver(parts, kernel):
+    if _calls_the_driver(parts, kernel, code):
         used.append(_CALLEE)
     return Usage(
         frozenset().union(*(each.registers for each in used)),
@@ -162,11 +163,12 @@ def code_around(parts: CubinParts, kernel: Kernel, code: Code) -> Usage:
     )
 
 
-def _calls_the_driver(parts: CubinParts, kernel: Kernel) -> bool:
+def _calls_the_driver(parts: CubinParts, kernel: Kernel, code: Code) -> bool:
     """Whether it may call a function that is defined elsewhere and comes back."""
-    foreign = any(each.type == STT_FUNC and not each.section for each in read_symbols(parts))
-    return foreign and any(
-        each.section == 0 and each.name not in _NEVER_RETURNS for each in _called(parts, kernel)
+    rows = symbol_rows(parts)
+    foreign = (rows["section"] == 0) & (rows["info"] & 0xF == STT_FUNC)
+    return bool(foreign.any()) and any(
+        each.section == 0 and each.name not in _NEVER_RETURNS for each in _called(parts, kernel, code)
     )
 
 

@@ -1,9 +1,9 @@
 """A probe's machine code: PTX with the kernel's parameter list, assembled, and its body lifted out.
 
 The probe reads parameters at the places in the constant bank where the kernel has its own, and the
-launch block behind them.  A probe that reads no parameters is assembled twice for all kernels, with
-parameters of different sizes: where the two differ is the place of the launch block, and nothing
-else.  Code that is lifted is never stretched.
+launch block behind them.  A probe that reads no parameters is assembled once for all kernels, in one
+module with parameters of different sizes: where code for two of them differs is the place of the
+launch block, and nothing else.  Code that is lifted is never stretched.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from egpu.bpf.program import AttachKind, Level
 from egpu.codegen.device_code import DeviceCode, RelocKind
 from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin import open_cubin
-from egpu.image.cubin_edit import relocations_of, take_apart
+from egpu.image.cubin_edit import CubinParts, relocations_of, take_apart
 from egpu.image.cubin_kernel import Kernel, open_kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
 from egpu.splice.sass_closed import check_meetings, check_probe
@@ -105,7 +105,7 @@ def assemble_probes(kernel: Kernel, setting: ProbeSetting, manner: Manner) -> Pr
     if not many and not reads_parameters(setting.probes):
         blocks = _moved(shape.size, setting, manner)
     if blocks is None:
-        blocks = _lift(shape, setting, manner)
+        (blocks,) = _lift((shape,), setting, manner)
     if kernel.bank_offset not in (None, blocks.bank_offset):
         raise _laid_out_otherwise(kernel.name)
     return blocks
@@ -116,22 +116,44 @@ def _laid_out_otherwise(kernel: str) -> UnsupportedError:
 
 
 def _lift(
-    shape: Shape,
+    shapes: Sequence[Shape],
     setting: ProbeSetting,
     manner: Manner,
-) -> ProbeBlocks:
-    arch, probes = setting.arch, setting.probes
-    made = probe_text(shape, arch, probes, setting.layout, manner)
-    parts = take_apart(open_cubin(setting.assemble(made.text, f"sm_{arch}")))
+) -> list[ProbeBlocks]:
+    """The code for each of the shapes, which are assembled together: an assembler that is run
+    takes longer to begin than for all of them."""
+    arch, probes, layout = setting.arch, setting.probes, setting.layout
+    marks = [f"_{number}" for number in range(len(shapes))]
+    made = [
+        probe_text(shape, arch, probes, layout, manner, mark)
+        for shape, mark in zip(shapes, marks, strict=True)
+    ]
+    text = made[0].head + "".join(each.text for each in made)
+    parts = take_apart(open_cubin(setting.assemble(text, f"sm_{arch}")))
     banks = [each.name for each in parts.parts if _BANKS.match(each.name) and each.size]
     if banks:
         raise UnsupportedError(f"a probe with constants in {banks[0]}")
+    return [
+        _lifted(parts, shape, setting, mark, each.starts)
+        for shape, mark, each in zip(shapes, marks, made, strict=True)
+    ]
+
+
+def _lifted(
+    parts: CubinParts,
+    shape: Shape,
+    setting: ProbeSetting,
+    mark: str,
+    starts: tuple[RelocKind, ...],
+) -> ProbeBlocks:
+    """The code of the entries with ``mark`` behind their names."""
+    arch, probes = setting.arch, setting.probes
     blocks: dict[str, ProbeBlock] = {}
     hidden, bank_offset = -(-shape.size // _WORD) * _WORD, None
     for name, kind in ((ENTRY, AttachKind.ENTRY), (EXIT, AttachKind.EXIT)):
         if not any(each.kind is kind for each in probes):
             continue
-        lifted = open_kernel(parts, name)
+        lifted = open_kernel(parts, name + mark)
         own = set(shape.parameters) if reads_parameters(probes) else set()
         alike = own <= set(lifted.parameters[:-1])
         if not alike or lifted.parameters[-1] != (hidden, LAUNCH_BLOCK_SIZE):
@@ -147,11 +169,11 @@ def _lift(
             block = replace(block, words=ordered)
         if kind is AttachKind.EXIT:
             check_meetings(block.words, arch)
-        _check_starts(block, made.starts if kind is AttachKind.EXIT else ())
+        _check_starts(block, starts if kind is AttachKind.EXIT else ())
         blocks[name] = block
     if bank_offset is None:
         raise InternalError("a twin without a probe")
-    return ProbeBlocks(blocks.get(ENTRY), blocks.get(EXIT), hidden, bank_offset, made.starts)
+    return ProbeBlocks(blocks.get(ENTRY), blocks.get(EXIT), hidden, bank_offset, starts)
 
 
 # Sizes for which probes are assembled that go into kernels of any; their alignment to 16 bytes is
@@ -169,7 +191,7 @@ def _moved(
     when it depends on more than the place of the launch block."""
     begin = -(-size // _WORD) * _WORD
     offset = begin % _ALIGNMENT
-    blocks, places = _general(offset, setting, manner)
+    blocks, places = _general(setting, manner)[offset // _WORD]
     if places is None:
         return None
     by = begin - blocks.hidden_offset
@@ -197,15 +219,18 @@ _Places = tuple[frozenset[int], frozenset[int]]
 
 @functools.lru_cache(maxsize=_LIFTED)
 def _general(
-    offset: int,
-    setting: ProbeSetting,
-    manner: Manner,
-) -> tuple[ProbeBlocks, _Places | None]:
-    """The code for a small kernel, and which instructions of the two blocks name a word of the
-    launch block, None if that cannot be told."""
-    small, large = (
-        _lift(Shape("probe", (), size + offset), setting, manner) for size in (_SMALL, _LARGE)
-    )
+    setting: ProbeSetting, manner: Manner
+) -> tuple[tuple[ProbeBlocks, _Places | None], ...]:
+    """The code for a small kernel, by the word of ``_ALIGNMENT`` in which its parameters end."""
+    words = range(0, _ALIGNMENT, _WORD)
+    shapes = [Shape("probe", (), size + word) for word in words for size in (_SMALL, _LARGE)]
+    blocks = _lift(shapes, setting, manner)
+    return tuple(map(_with_places, blocks[::2], blocks[1::2]))
+
+
+def _with_places(small: ProbeBlocks, large: ProbeBlocks) -> tuple[ProbeBlocks, _Places | None]:
+    """The small kernel's code, and which instructions of the two blocks name a word of the launch
+    block, None if that cannot be told."""
     entry = _differences(small.entry, large.entry)
     leaving = _differences(small.exit, large.exit)
     if entry is None or leaving is None:

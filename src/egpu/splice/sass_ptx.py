@@ -75,9 +75,10 @@ class Manner:
 
 @dataclass(frozen=True, slots=True)
 class ProbeText:
-    """A PTX module with the entries ``ENTRY`` and ``EXIT``, as far as there are such probes, and
-    the starts that exit probes read."""
+    """PTX of the entries ``ENTRY`` and ``EXIT``, as far as there are such probes, behind ``head``,
+    what a module begins with; and the starts that exit probes read."""
 
+    head: str
     text: str
     starts: tuple[RelocKind, ...]
 
@@ -96,8 +97,10 @@ def probe_text(
     probes: Sequence[DeviceCode],
     layout: ArenaLayout,
     manner: Manner,
+    mark: str = "",
 ) -> ProbeText:
-    """The module that is assembled; InputError when a probe reads a parameter that is not there."""
+    """What is assembled; ``mark`` is put behind the entries' names, so that one module can have
+    those of several kernels.  InputError when a probe reads a parameter that is not there."""
     parameters = _parameter_list(shape, probes)
     version = max(_VERSIONS[arch], *(each.isa for each in probes))
     if shape.size + LAUNCH_BLOCK_SIZE > LARGE_PARAMETERS:
@@ -108,7 +111,7 @@ def probe_text(
     plain = parse(f"{head}.visible .entry k({parameters.rstrip(', ')})\n{{\nret;\n}}\n").entry("k")
     own = tuple(each for each in plain.parameters if not each.name.startswith(_GAP))
     setting = Setting(replace(plain, name=shape.name, parameters=own), layout, names)
-    out = [head]
+    out = []
     for name, kind, most in (
         (ENTRY, AttachKind.ENTRY, manner.entry),
         (EXIT, AttachKind.EXIT, manner.exit),
@@ -138,9 +141,10 @@ def probe_text(
             text += f"{{\n{_JOINED}}}\n" if manner.joined else ""
         text = _with_starts(text, names)
         held = f" .maxnreg {most}" if most else ""
-        out.append(f".visible .entry {name}({parameters}{launch}){held}\n{{\n{text}ret;\n}}\n")
+        out.append(f".visible .entry {name}{mark}({parameters}{launch}){held}\n{{\n{text}ret;\n}}\n")
     leaving = [each for each in probes if each.kind is AttachKind.EXIT]
-    return ProbeText("".join(out), tuple(each for each in START_PLACES if needs(leaving, each)))
+    starts = tuple(each for each in START_PLACES if needs(leaving, each))
+    return ProbeText(head, "".join(out), starts)
 
 
 # A zero of which the assembler does not know it, nor that it is the same in all lanes.

@@ -106,7 +106,7 @@ class Splice:
             self._added += self._leaving(self._blocks.exit)
         if self._blocks.entry or self._starts:
             changed[0] = self._redirect_entry(changed.get(0, code[0]), self._blocks.entry)
-        return self._checked(_extended(code.with_words(changed), self._added), code)
+        return self._checked(_extended(code, changed, self._added), code)
 
     def function(self, code: Code) -> Code:
         """A function that the kernel may call, whose ways out lead to a copy of the exit probes."""
@@ -115,7 +115,7 @@ class Splice:
             return code
         code = with_late_reads(code, self._rules)
         changed = self._redirect_exits(code, block)
-        return self._checked(_extended(code.with_words(changed), self._leaving(block)), code)
+        return self._checked(_extended(code, changed, self._leaving(block)), code)
 
     def _checked(self, after: Code, before: Code) -> Code:
         check_spliced(before, after, self._arch)
@@ -238,10 +238,10 @@ class Splice:
             )
 
 
-def _extended(code: Code, added: Sequence[int]) -> Code:
-    """Code with more behind it, filled up to where a section ends."""
+def _extended(code: Code, changed: dict[int, int], added: Sequence[int]) -> Code:
+    """Changed code with more behind it, filled up to where a section ends."""
     padding = -(len(code) + len(added)) % (_CODE_ALIGNMENT // SIZE)
-    return code.followed_by(Code.of(bytes_of([*added, *[instruction(NOP, stall=0)] * padding])))
+    return code.spliced(changed, bytes_of([*added, *[instruction(NOP, stall=0)] * padding]))
 
 
 def _check_single_exit(words: Sequence[int], kernel: str) -> None:

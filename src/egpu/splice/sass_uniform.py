@@ -13,6 +13,7 @@ import enum
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -206,15 +207,10 @@ def usage(words: Sequence[int]) -> Usage:
 def usage_of(code: Code) -> Usage:
     """What code may use, never less than it does."""
     named = _NAMED.of(_kinds(code))
+    some = np.flatnonzero(named)  # few of a kernel's instructions name any
     masks = dict.fromkeys(_What, 0)
-    found = int(np.bitwise_or.reduce(named)) if len(named) else 0
-    for number, (what, at, span) in enumerate(_NAMED.fields):
-        if not found >> number & 1:
-            continue
-        chosen = named & np.uint64(1 << number) != 0
-        half, shift = (code.high, at - 64) if at >= 64 else (code.low, at)
-        values = half[chosen] >> np.uint64(shift) & np.uint64((1 << _WIDTHS[what]) - 1)
-        masks[what] |= _spread(int(np.bitwise_or.reduce(np.uint64(1) << values)), span)
+    for (what, _, span), numbers in zip(_NAMED.fields, _numbers_named(code, named, some), strict=True):
+        masks[what] |= _spread(numbers, span)
     if np.isin(code.opcodes, _READS_ALL_PREDICATES).any():
         masks[_What.PREDICATE] |= (1 << UNIFORM_PREDICATES) - 1
     return Usage(
@@ -222,6 +218,17 @@ def usage_of(code: Code) -> Usage:
         _numbers(masks[_What.PREDICATE], UNIFORM_PREDICATES),
         _numbers(masks[_What.BARRIER], BARRIERS),
     )
+
+
+def _numbers_named(
+    code: Code, named: NDArray[np.uint64], some: NDArray[np.int64]
+) -> list[int]:
+    """Bit n for each number n that a field holds in one of ``some`` instructions that have it."""
+    columns = _NAMED.columns()
+    has = named[some] >> columns.number & np.uint64(1)
+    values = code.halves(some)[columns.half] >> columns.shift & columns.mask
+    found: list[int] = np.bitwise_or.reduce(has << values, axis=1).tolist()
+    return found
 
 
 def _spread(numbers: int, span: int) -> int:
@@ -255,6 +262,15 @@ _KINDS = 1 << OPCODE.width + len(_KIND_BITS)
 _UNSEEN = np.uint64(1 << 63)
 
 
+class _Columns(NamedTuple):
+    """Fields one below the other: which half of an instruction has each, and where in it."""
+
+    number: NDArray[np.uint64]
+    half: NDArray[np.int64]
+    shift: NDArray[np.uint64]
+    mask: NDArray[np.uint64]
+
+
 class _Named:
     """What instructions of each kind name, as bits: bit n for the n-th of ``fields``.  Filled as
     kinds are met."""
@@ -262,8 +278,22 @@ class _Named:
     def __init__(self) -> None:
         self.fields: list[tuple[_What, int, int]] = []
         self._by_kind = np.full(_KINDS, _UNSEEN, np.uint64)
+        self._columns: _Columns | None = None
 
-    def of(self, kinds: NDArray[np.int64]) -> NDArray[np.uint64]:
+    def columns(self) -> _Columns:
+        """Where the fields are that are known now."""
+        if self._columns is None or len(self._columns.half) < len(self.fields):
+            at = np.array([at for _, at, _ in self.fields], np.int64)
+            masks = [(1 << _WIDTHS[what]) - 1 for what, _, _ in self.fields]
+            self._columns = _Columns(
+                np.arange(len(at), dtype=np.uint64)[:, None],
+                at // 64,
+                (at % 64).astype(np.uint64)[:, None],
+                np.array(masks, np.uint64)[:, None],
+            )
+        return self._columns
+
+    def of(self, kinds: NDArray[np.uint16]) -> NDArray[np.uint64]:
         """The bits of each instruction."""
         named = self._by_kind[kinds]
         unseen = named == _UNSEEN
@@ -282,11 +312,11 @@ class _Named:
 _NAMED = _Named()
 
 
-def _kinds(code: Code) -> NDArray[np.int64]:
-    kinds = code.opcodes
+def _kinds(code: Code) -> NDArray[np.uint16]:
+    kinds = code.opcodes.copy()
     for field, bit in _KIND_BITS:
-        kinds = kinds | code.field(field) << np.uint64(bit)
-    return kinds.astype(np.int64)
+        kinds |= code.field(field).astype(np.uint16) << np.uint16(bit)
+    return kinds
 
 
 @functools.cache
