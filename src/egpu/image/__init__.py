@@ -2,7 +2,7 @@
 
 from egpu.image.cubin import open_cubin
 from egpu.image.cubin_contents import Contents, contents_of
-from egpu.image.fatbin import unpack
+from egpu.image.fatbin import unpack, unpack_into
 from egpu.image.model import Image, ImageKind, KernelInfo, Member, MemberKind, Source
 from egpu.image.open import (
     choose_cubin,
@@ -40,4 +40,5 @@ __all__ = [
     "open_image",
     "ptx_text",
     "unpack",
+    "unpack_into",
 ]

@@ -25,7 +25,7 @@ from egpu.image.cubin_tables import (
     table_of,
     unnamed,
 )
-from egpu.image.model import KernelInfo
+from egpu.image.model import Buffer, KernelInfo
 
 # fmt: off
 ELF_MAGIC    = b"\x7fELF\x02\x01"  # 64-bit, little-endian
@@ -88,7 +88,7 @@ class Section:
 class Cubin:
     """An opened cubin.  ``arch`` 90 for sm_90, ``suffix`` as far as ptxas noted its option."""
 
-    data: bytes
+    data: Buffer
     arch: int
     suffix: str
     sections: Sequence[Section]
@@ -97,7 +97,7 @@ class Cubin:
         """The bytes of a section in the file."""
         if section.type == SHT_NOBITS:
             return b""
-        return self.data[section.offset : section.offset + section.size]
+        return bytes(self.data[section.offset : section.offset + section.size])
 
     def section(self, name: str) -> Section | None:
         """The section ``name``, None if there is none."""
@@ -105,7 +105,7 @@ class Cubin:
         return None if at is None else self.sections[at]
 
 
-def open_cubin(data: bytes) -> Cubin:
+def open_cubin(data: Buffer) -> Cubin:
     """Reads the headers of a cubin; InputError when it is not one or points outside itself."""
     header = _header(data)
     if header["machine"] != EM_CUDA:
@@ -122,7 +122,7 @@ def open_cubin(data: bytes) -> Cubin:
     return Cubin(data, arch, suffix, sections)
 
 
-def elf_tables_end(head: bytes) -> int:
+def elf_tables_end(head: Buffer) -> int:
     """Bytes from the start that hold the ELF header and both header tables."""
     return _tables_end(_header(head))
 
@@ -135,12 +135,12 @@ def _tables_end(header: dict[str, int]) -> int:
     )
 
 
-def elf_length(data: bytes) -> int:
+def elf_length(data: Buffer) -> int:
     """Bytes of the ELF file whose first ``elf_tables_end`` bytes are ``data``."""
     return _length(data, _header(data), sections=True)
 
 
-def _length(data: bytes, header: dict[str, int], *, sections: bool) -> int:
+def _length(data: Buffer, header: dict[str, int], *, sections: bool) -> int:
     """Where the tables and the segments end, and, where nobody has looked at them, the sections."""
     ends = [_tables_end(header)]
     for row in _table(data, header, "ph", SEGMENT):
@@ -151,7 +151,7 @@ def _length(data: bytes, header: dict[str, int], *, sections: bool) -> int:
     return max(ends)
 
 
-def _header(data: bytes) -> dict[str, int]:
+def _header(data: Buffer) -> dict[str, int]:
     if len(data) < HEADER_SIZE:
         raise _malformed("the ELF header is cut off")
     if data[: len(ELF_MAGIC)] != ELF_MAGIC:
@@ -159,20 +159,20 @@ def _header(data: bytes) -> dict[str, int]:
     return header_of(data)
 
 
-def header_of(data: bytes) -> dict[str, int]:
+def header_of(data: Buffer) -> dict[str, int]:
     """The fields of an ELF header that is there."""
     return dict(zip(HEADER, _HEADER.unpack_from(data), strict=True))
 
 
 def _table(
-    data: bytes, header: dict[str, int], prefix: str, row: struct.Struct
+    data: Buffer, header: dict[str, int], prefix: str, row: struct.Struct
 ) -> Iterator[tuple[int, ...]]:
     count, step, begin = _place(data, header, prefix, row.size)
     for index in range(count):
         yield row.unpack_from(data, begin + index * step)
 
 
-def _place(data: bytes, header: dict[str, int], prefix: str, size: int) -> tuple[int, int, int]:
+def _place(data: Buffer, header: dict[str, int], prefix: str, size: int) -> tuple[int, int, int]:
     """(rows, bytes from each to the next, offset) of a header table."""
     count, step, begin = header[f"{prefix}num"], header[f"{prefix}entsize"], header[f"{prefix}off"]
     if count and (step < size or begin + count * step > len(data)):
@@ -180,26 +180,26 @@ def _place(data: bytes, header: dict[str, int], prefix: str, size: int) -> tuple
     return count, step, begin
 
 
-def section_table(data: bytes) -> Table:
+def section_table(data: Buffer) -> Table:
     """The section headers of a cubin."""
     return _section_table(data, _header(data))
 
 
-def _section_table(data: bytes, header: dict[str, int]) -> Table:
+def _section_table(data: Buffer, header: dict[str, int]) -> Table:
     count, step, begin = _place(data, header, "sh", SECTION.size)
     return table_of(data, SECTIONS, begin, count, step)
 
 
-def section_names(data: bytes, table: Table, strings: int) -> bytes:
+def section_names(data: Buffer, table: Table, strings: int) -> bytes:
     """The string table with the names of a cubin's sections, which is in section ``strings``."""
     if strings >= len(table):
         raise _malformed(f"section names in section {strings} of {len(table)}")
     row = table[strings]
     begin = int(row["offset"])
-    return b"" if row["type"] == SHT_NOBITS else data[begin : begin + int(row["size"])]
+    return b"" if row["type"] == SHT_NOBITS else bytes(data[begin : begin + int(row["size"])])
 
 
-def _sections(data: bytes, header: dict[str, int]) -> Sequence[Section]:
+def _sections(data: Buffer, header: dict[str, int]) -> Sequence[Section]:
     table = _section_table(data, header)
     stored = table[table["type"] != SHT_NOBITS]
     for at in reaches_past(stored, len(data)):

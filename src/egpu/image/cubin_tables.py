@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from egpu.errors import InputError
+from egpu.image.model import Buffer
 
 _Row = TypeVar("_Row")
 Column = NDArray[np.int64]
@@ -139,7 +140,7 @@ class Grouped(Mapping[int, Sequence[int]]):
         return len(np.unique(self._keys))
 
 
-def table_of(data: bytes, kind: np.dtype[np.void], begin: int, count: int, step: int) -> Table:
+def table_of(data: Buffer, kind: np.dtype[np.void], begin: int, count: int, step: int) -> Table:
     """``count`` rows of a table, ``step`` bytes from each to the next; all of them are there."""
     if not count:
         return np.zeros(0, kind)

@@ -126,7 +126,8 @@ class Writer:
         sections[self._kept] = np.arange(len(self._kept))
         inside = table["section"] < len(self._parts)
         table["section"][inside] = sections[table["section"][inside]]
-        return table.tobytes()
+        found: bytes = table.tobytes()
+        return found
 
     def _part(
         self, at: int, place: tuple[int, int], text: Mapping[int, bytes], locals_: int

@@ -9,12 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import lz4.block
 import zstandard
 
 from egpu.errors import InputError
-from egpu.image.model import Member, MemberKind, Source
+from egpu.image.model import Buffer, Member, MemberKind, Source
 
 # fmt: off
 WRAPPER_MAGIC = 0x466243B1  # the 24-byte record that points at a fatbin (.nvFatBinSegment)
@@ -144,6 +145,16 @@ def unpack(member: Member) -> bytes:
     Never gives (or allocates) more than the member declares; InputError when its data do not give
     exactly that.
     """
+    return bytes(_unpacked(member, _unzstd))
+
+
+def unpack_into(member: Member, room: Callable[[int], memoryview]) -> Buffer:
+    """The same in what ``room`` gives for so many bytes, if the member is compressed so that it can
+    be told before how many it takes; else in bytes of its own."""
+    return _unpacked(member, partial(_unzstd_into, room))
+
+
+def _unpacked(member: Member, unzstd: Callable[[Member], Buffer]) -> Buffer:
     where = f"fatbin member at byte {member.offset}"
     if member.compression == "none":
         if len(member.data) != member.size:
@@ -152,7 +163,7 @@ def unpack(member: Member) -> bytes:
     if member.size > UNPACKED_LIMIT:
         raise InputError(f"declares {member.size} bytes, over {UNPACKED_LIMIT}", where=where)
     try:
-        plain = _unlz4(member) if member.compression == "lz4" else _unzstd(member)
+        plain = _unlz4(member) if member.compression == "lz4" else unzstd(member)
     except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
         raise InputError(f"damaged {member.compression} data ({error})", where=where) from error
     if len(plain) != member.size:
@@ -169,9 +180,23 @@ def _unlz4(member: Member) -> bytes:
     return bytes(lz4.block.decompress(member.data, uncompressed_size=member.size))
 
 
+def _unzstd_into(room: Callable[[int], memoryview], member: Member) -> Buffer:
+    if not _says_its_size(member):
+        return _unzstd(member)
+    place = room(member.size)
+    opened = zstandard.ZstdDecompressor().stream_reader(member.data, read_across_frames=True)
+    with opened as reader:
+        filled = reader.readinto(place) == member.size and not reader.read(1)
+    return place if filled else b""
+
+
+def _says_its_size(member: Member) -> bool:
+    """Whether what is allocated is what was declared twice."""
+    return bool(zstandard.get_frame_parameters(member.data).content_size == member.size)
+
+
 def _unzstd(member: Member) -> bytes:
-    if zstandard.get_frame_parameters(member.data).content_size == member.size:
-        # What is allocated is what was declared twice, and what does not fit is refused.
+    if _says_its_size(member):  # what does not fit is refused
         return zstandard.ZstdDecompressor().decompress(member.data, allow_extra_data=False)
     chunks: list[bytes] = []
     room = member.size + 1  # one more byte than declared shows that there are too many

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+
+Buffer: TypeAlias = bytes | memoryview  # of which nobody changes a byte while it is looked at
 
 
 class Source(Protocol):

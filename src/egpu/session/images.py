@@ -24,17 +24,19 @@ from egpu.image import (
     open_cubin,
     open_for,
     ptx_text,
-    unpack,
+    unpack_into,
 )
 from egpu.image.ptx import parse
 from egpu.image.ptx.syntax import Module
+from egpu.session.room import Room
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Kept = TypeVar("_Kept")
 _Place = tuple[str, tuple[int, ...], int]  # digest, offsets of what was read, a member's offset
 # What is kept: PyTorch's first step takes kernels of forty images in turn.
 _IMAGES, _MODULES, _CUBINS = 256, 16, 64
-_STORED, _UNPACKED = 64 << 20, 256 << 20  # bytes of images and of cubins
+# Bytes of images, of cubins, and of the memory that most of these take in turn.
+_STORED, _UNPACKED, _ROOM = 64 << 20, 256 << 20, 32 << 20
 
 
 class OpenedImages:
@@ -54,6 +56,7 @@ class OpenedImages:
         self._cubins: _Shelf[_Place, Contents] = _Shelf(
             _CUBINS, _UNPACKED, lambda contents: len(contents.parts.cubin.data)
         )
+        self._room: Room[_Place] = Room(_ROOM, self._cubins.drop)
 
     def image(self, seen: KernelSeen) -> Image:
         """The image that holds a kernel; AgentError when it cannot be read any more, InputError
@@ -89,20 +92,19 @@ class OpenedImages:
         """The cubin that the device runs for the kernel; UnsupportedError when there is none."""
         for member in fitting_cubins(image, seen.device.arch):
             key = _place(image, member)
-            contents = self._cubins.get(key, self._timed(partial(_contents, member)))
+            contents = self._cubins.get(key, self._timed(partial(self._contents, key, member)))
             if seen.kernel in contents.kernels:
                 return contents
         raise no_cubin(image, seen.device.arch, seen.kernel)
+
+    def _contents(self, key: _Place, member: Member) -> Contents:
+        return contents_of(open_cubin(unpack_into(member, partial(self._room.piece, key))))
 
 
 def _place(image: Image, member: Member) -> _Place:
     """What no two different members have in common.  Images that differ in what the device cannot
     use have one digest, and other members at the same offset."""
     return image.digest, tuple(each.offset for each in image.members if each.data), member.offset
-
-
-def _contents(member: Member) -> Contents:
-    return contents_of(open_cubin(unpack(member)))
 
 
 class _Shelf(Generic[_Key, _Kept]):
@@ -129,6 +131,11 @@ class _Shelf(Generic[_Key, _Kept]):
             self._bytes -= self._size(self._kept.popitem(last=False)[1])
         return found
 
+    def drop(self, key: _Key) -> None:
+        """It is not kept any more, if it was."""
+        if key in self._kept:
+            self._bytes -= self._size(self._kept.pop(key))
+
     def forget(self, whether: Callable[[_Key], bool]) -> None:
         for key in [key for key in self._kept if whether(key)]:
-            self._bytes -= self._size(self._kept.pop(key))
+            self.drop(key)
