@@ -93,6 +93,13 @@ class Cubin:
     suffix: str
     sections: Sequence[Section]
 
+    @property
+    def names(self) -> bytes:
+        """The string table with the names of its sections."""
+        if isinstance(self.sections, NamedRows):
+            return self.sections.names
+        return section_names(self.data, section_table(self.data), header_of(self.data)["shstrndx"])
+
     def content(self, section: Section) -> bytes:
         """The bytes of a section in the file."""
         if section.type == SHT_NOBITS:

@@ -20,7 +20,7 @@ from egpu.image.cubin_write import Writer
 
 def alone(contents: Contents, kernel: str) -> CubinParts:
     """A cubin with ``kernel`` and what it may use, taken apart; the whole cubin where that is not
-    certain.  Its bytes are ``cubin.data``.
+    certain.  ``put_together`` gives its bytes.
 
     InputError when there is no such kernel.  Debug sections are left out in any case but the last.
     """
@@ -30,7 +30,7 @@ def alone(contents: Contents, kernel: str) -> CubinParts:
     kept = _kept_sections(contents, symbol)
     if kept is None:
         return contents.parts
-    return Writer(contents, kept).file()
+    return Writer(contents, kept).parts()
 
 
 def _kept_sections(contents: Contents, kernel: Symbol) -> frozenset[int] | None:

@@ -91,6 +91,7 @@ ATTRIBUTES: dict[int, Kind] = {
 }
 # fmt: on
 CODES = {kind.name: code for code, kind in ATTRIBUTES.items()}
+_PARAMETERS = (CODES["KPARAM_INFO"], CODES["KPARAM_INFO_V2"])
 _PAIR = struct.Struct("<II")
 _PARAMETER = struct.Struct("<IHHI")
 _BANK = struct.Struct("<IHH")
@@ -197,7 +198,7 @@ def symbol_value(attribute: Attribute) -> tuple[int, int]:
 
 def is_parameter(attribute: Attribute) -> bool:
     """Whether an attribute describes a parameter, in either form."""
-    return attribute.code in (CODES["KPARAM_INFO"], CODES["KPARAM_INFO_V2"])
+    return attribute.code in _PARAMETERS
 
 
 def parameter(attribute: Attribute) -> tuple[int, int, int]:

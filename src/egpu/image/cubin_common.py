@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from egpu.image.cubin_attributes import (
     ATTRIBUTES,
@@ -17,7 +19,7 @@ from egpu.image.cubin_attributes import (
 )
 from egpu.image.cubin_contents import Contents
 from egpu.image.cubin_edit import SHT_NULL, Part
-from egpu.image.cubin_tables import Column
+from egpu.image.cubin_tables import Column, words_at
 
 _DEBUG = (
     ".debug_",
@@ -75,7 +77,7 @@ NO_SYMBOL = -1  # rows that name none
 def common_of(contents: Contents) -> Common:
     parts = contents.parts.parts
     sections = tuple(at for at in contents.others if not parts[at].name.startswith(_DEBUG))
-    at = contents.parts.find(ROWS)
+    at = next((at for at in sections if parts[at].name == ROWS), None)
     info = b"" if at is None else parts[at].data
     section = contents.table["section"]
     return Common(
@@ -90,17 +92,24 @@ def common_of(contents: Contents) -> Common:
 def _rows(info: bytes) -> tuple[Column, Column]:
     """Where rows are, and what symbols they are about."""
     text, places = np.frombuffer(info, np.uint8), attribute_places(info)
-    named = np.isin(text[places + 1], _OF_SYMBOLS) & (text[places + 2] >= 4)
+    named = _OF_SYMBOLS[text[places + 1]] & (text[places + 2] >= 4)
     numbers = np.full(len(places), NO_SYMBOL)
-    for byte in range(4):
-        column = text[places[named] + 4 + byte].astype(np.int64) << 8 * byte
-        numbers[named] = column if byte == 0 else numbers[named] | column
+    numbers[named] = words_at(info, "<u4")[places[named] + 4]
     return places, numbers
 
 
-_OF_SYMBOLS = [code for code, kind in ATTRIBUTES.items() if kind.shape is Shape.SYMBOL_VALUE]
+def _codes(chosen: Iterable[int]) -> NDArray[np.bool_]:
+    """Whether a code is one of these."""
+    return np.isin(np.arange(256), list(chosen))
 
 
+_KNOWN_CODES = _codes(ATTRIBUTES)
+_OF_SYMBOLS = _codes(
+    code for code, kind in ATTRIBUTES.items() if kind.shape is Shape.SYMBOL_VALUE
+)
+
+
+_SIZED = int(Form.SIZED)
 RESERVED_INDEX = 0xFF00  # from here on a symbol's section is no section (ELF gABI)
 ROWS = ".nv.info"
 
@@ -113,11 +122,10 @@ def is_known(part: Part) -> bool:
     if not part.name.startswith(ROWS):
         return True
     if part.name != ROWS:  # a kernel's, which are a few of many lengths
-        return all(each.form != Form.SIZED or each.code in ATTRIBUTES
-                   for each in read_attributes(part.data))
+        attributes = read_attributes(part.data)
+        return all(each.code in ATTRIBUTES for each in attributes if each.form == _SIZED)
     text, places = np.frombuffer(part.data, np.uint8), attribute_places(part.data)
-    sized = text[places + 1][text[places] == Form.SIZED]
-    return set(sized.tolist()) <= ATTRIBUTES.keys()
+    return bool(_KNOWN_CODES[text[places + 1][text[places] == _SIZED]].all())
 
 
 def shape_of(attribute: Attribute) -> Shape | None:

@@ -12,9 +12,7 @@ import numpy as np
 
 from egpu.image.cubin import (
     Cubin,
-    header_of,
     kernel_symbols,
-    section_names,
     section_table,
     symbol_table_of,
 )
@@ -58,7 +56,7 @@ def contents_of(cubin: Cubin) -> Contents:
     parts = take_apart(cubin)
     symbols = read_symbols(parts)
     table = section_table(cubin.data)
-    names = section_names(cubin.data, table, header_of(cubin.data)["shstrndx"])
+    names = cubin.names
     code = named(table, names, TEXT.encode())
     changing = (table["type"] == SHT_REL) | (table["type"] == SHT_RELA)
     describing = _describing(table, names, code, changing)

@@ -28,7 +28,6 @@ from egpu.image.cubin import (
     SYMBOL,
     Cubin,
     header_of,
-    section_names,
     section_table,
     symbol_table_of,
 )
@@ -44,7 +43,8 @@ _LARGEST_ALIGNMENT = 1 << 16  # bytes; assemblers write 128 at most
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A section: its header and its bytes (none, with a ``size``, when it has none in the file)."""
+    """A section: its header and its bytes (none, with a ``size``, when it has none in the file);
+    ``was``: how many bytes it has in the file that its offset refers to."""
 
     name: str
     name_at: int
@@ -58,6 +58,7 @@ class Part:
     align: int
     entsize: int
     data: bytes
+    was: int = field(default=0, compare=False)
 
     def changed(self, data: bytes | None, info: int | None) -> Part:
         """The same with other bytes, and another ``sh_info``, where they are given."""
@@ -74,6 +75,7 @@ class Part:
             align=self.align,
             entsize=self.entsize,
             data=self.data if data is None else data,
+            was=self.was,
         )
 
 
@@ -158,6 +160,7 @@ def take_apart(cubin: Cubin) -> CubinParts:
     """The parts of an opened cubin; InputError for layouts that no assembler writes."""
     data = cubin.data
     header = header_of(data)
+    names = cubin.names
     if header["shentsize"] != SECTION.size or (
         header["phnum"] and header["phentsize"] != SEGMENT.size
     ):
@@ -170,9 +173,9 @@ def take_apart(cubin: Cubin) -> CubinParts:
     def part(at: int) -> Part:
         row = SECTION.unpack_from(data, header["shoff"] + at * SECTION.size)
         name_at, kind, flags, address, offset, size, link, info, align, entsize = row
-        section = cubin.sections[at]
+        stored = data[offset : offset + size] if kind != SHT_NOBITS else b""
         return Part(
-            name=section.name,
+            name=name_of(names, name_at),
             name_at=name_at,
             type=kind,
             flags=flags,
@@ -183,14 +186,14 @@ def take_apart(cubin: Cubin) -> CubinParts:
             info=info,
             align=align,
             entsize=entsize,
-            data=cubin.content(section),
+            data=bytes(stored),
+            was=len(stored),
         )
 
     segments = tuple(
         Segment(*SEGMENT.unpack_from(data, header["phoff"] + at * SEGMENT.size))
         for at in range(header["phnum"])
     )
-    names = section_names(data, table, header["shstrndx"]) if len(table) else b""
     return CubinParts(cubin, NamedRows(table, names, part), segments)
 
 
@@ -256,10 +259,8 @@ def _places(parts: CubinParts) -> dict[int, tuple[_Piece, int]]:
     for index, part in enumerate(parts.parts):
         if part.type in (SHT_NULL, SHT_NOBITS):
             continue
-        was = parts.cubin.sections[index].size
-        pieces.append(
-            _Piece(index, part.offset, part.offset + was, len(part.data), max(part.align, 1))
-        )
+        end = part.offset + part.was
+        pieces.append(_Piece(index, part.offset, end, len(part.data), max(part.align, 1)))
     # An empty section lies before what begins at the same place.
     pieces.sort(key=lambda each: (each.begin, each.end, each.key))
     places: dict[int, tuple[_Piece, int]] = {}

@@ -34,6 +34,7 @@ from egpu.image.cubin_edit import (
     sized_symbol,
     symbol_table,
 )
+from egpu.image.cubin_tables import called
 
 REGISTERS_SHIFT = 24  # sh_info of a text section before sm_90: registers << 24 | symbol
 STT_SECTION = 3
@@ -73,7 +74,8 @@ class Kernel:
 def open_kernel(parts: CubinParts, name: str) -> Kernel:
     """The kernel ``name``; InputError when there is none, or what describes it is missing."""
     symbols = read_symbols(parts)
-    symbol = next((each for each in symbols if each.is_kernel and each.name == name), None)
+    named = (symbols[at] for at in called(symbols, name))
+    symbol = next((each for each in named if each.is_kernel), None)
     if symbol is None:
         raise InputError(f"no kernel {name}", where="cubin")
     if symbol.value or not 0 < symbol.section < len(parts.parts):
@@ -119,10 +121,12 @@ def _rows(parts: CubinParts, symbol: int) -> dict[str, int]:
     found: dict[str, int] = {}
     if section is not None:
         for each in read_attributes(parts.parts[section].data):
-            for name in ("REGCOUNT", "FRAME_SIZE", "MIN_STACK_SIZE"):
-                if each.code == CODES[name] and symbol_value(each)[0] == symbol:
-                    found[name] = symbol_value(each)[1]
+            if each.code in _ROWS and symbol_value(each)[0] == symbol:
+                found[_ROWS[each.code]] = symbol_value(each)[1]
     return found
+
+
+_ROWS = {CODES[name]: name for name in ("REGCOUNT", "FRAME_SIZE", "MIN_STACK_SIZE")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ A cubin has up to ten thousand sections and symbols, of which one kernel needs a
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,23 +122,29 @@ class Grouped(Mapping[int, Sequence[int]]):
     __slots__ = ("_keys", "_rows")
 
     def __init__(self, rows: Column, keys: Column) -> None:
-        chosen = keys[rows].astype(np.int64)
+        chosen = keys[rows]
         order = np.argsort(chosen, kind="stable")
-        self._rows = rows[order]
-        self._keys = chosen[order]
+        self._rows: list[int] = rows[order].tolist()
+        self._keys: list[int] = chosen[order].tolist()
 
     def __getitem__(self, key: int) -> list[int]:
-        begin, end = np.searchsorted(self._keys, (key, key + 1)).tolist()
-        if begin == end:
+        begin = bisect.bisect_left(self._keys, key)
+        found = self._rows[begin : bisect.bisect_right(self._keys, key, begin)]
+        if not found:
             raise KeyError(key)
-        found: list[int] = self._rows[begin:end].tolist()
         return found
 
+    def get(self, key: int, default: Any = ()) -> Any:
+        """The rows of a key; as in every mapping, without an exception where it has none."""
+        begin = bisect.bisect_left(self._keys, key)
+        found = self._rows[begin : bisect.bisect_right(self._keys, key, begin)]
+        return found or default
+
     def __iter__(self) -> Iterator[int]:
-        return iter(np.unique(self._keys).tolist())
+        return iter(dict.fromkeys(self._keys))
 
     def __len__(self) -> int:
-        return len(np.unique(self._keys))
+        return len(set(self._keys))
 
 
 def table_of(data: Buffer, kind: np.dtype[np.void], begin: int, count: int, step: int) -> Table:
@@ -177,10 +184,15 @@ def name_bytes(names: bytes, at: int) -> bytes:
 
 
 def named(table: Table, names: bytes, prefix: bytes) -> NDArray[np.bool_]:
-    """For each row, whether its name begins with ``prefix``."""
-    text = np.frombuffer(names + bytes(len(prefix)), np.uint8)
-    begin = np.minimum(table["name"].astype(np.int64), len(names))
-    found = np.ones(len(table), np.bool_)
-    for place, letter in enumerate(prefix):
-        found &= text[begin + place] == letter
+    """For each row, whether its name begins with ``prefix`` of less than eight bytes."""
+    begin = np.minimum(table["name"], len(names))
+    letters = words_at(names + bytes(8), "<u8")[begin]
+    mask = np.uint64((1 << 8 * len(prefix)) - 1)
+    found: NDArray[np.bool_] = letters & mask == np.uint64(int.from_bytes(prefix, "little"))
     return found
+
+
+def words_at(data: bytes, kind: str) -> NDArray[Any]:
+    """The number of ``kind`` that begins at each byte, as far as it is there."""
+    count = len(data) - np.dtype(kind).itemsize + 1
+    return np.ndarray((count,), kind, data, 0, (1,)) if count > 0 else np.zeros(0, kind)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from egpu.errors import InputError
-from egpu.image.cubin import HEADER, HEADER_SIZE, SECTION, SEGMENT, SHT_NOBITS, Section
+from egpu.image.cubin import HEADER, HEADER_SIZE, SECTION, SEGMENT, SHT_NOBITS, Cubin, Section
 from egpu.image.cubin_attributes import (
     Attribute,
     Shape,
@@ -32,7 +33,7 @@ from egpu.image.cubin_edit import (
     symbol_table,
     symbols_of,
 )
-from egpu.image.cubin_tables import Column, name_bytes
+from egpu.image.cubin_tables import Column, Rows, name_bytes
 
 STT_OBJECT = 1
 _CALL = 8  # bytes of a row of .nv.callgraph: caller, callee
@@ -88,8 +89,9 @@ class Writer:
         kept[common_of(self._contents).symbols] = True
         return np.flatnonzero(kept)
 
-    def file(self) -> CubinParts:
-        """The file, as it is when it is opened and taken apart again."""
+    def parts(self) -> CubinParts:
+        """The file, as it is when it is put together, opened and taken apart again; of its own
+        bytes the header alone."""
         names = _Strings()
         strings = _Strings()
         table = self._symbol_table(strings)
@@ -101,16 +103,16 @@ class Writer:
             self._section_names(): names.data,
             self._symtab: table,
         }
-        out = bytearray(HEADER_SIZE)
+        end = HEADER_SIZE
         rows: list[Part] = []
         for at, name in zip(self._kept, name_at, strict=True):
             part = self._parts[at]
             if part.type not in (SHT_NULL, SHT_NOBITS):
-                out += bytes(-len(out) % max(part.align, 1))
-            place = (name, 0 if part.type == SHT_NULL else len(out))
+                end += -end % max(part.align, 1)
+            place = (name, 0 if part.type == SHT_NULL else end)
             rows.append(self._part(at, place, text, locals_))
-            out += rows[-1].data
-        return self._with_tables(out, rows, symbols_of(table, strings.data))
+            end += len(rows[-1].data)
+        return self._with_tables(end, rows, symbols_of(table, strings.data))
 
     def _section_names(self) -> int:
         form, at = HEADER["shstrndx"][1], HEADER["shstrndx"][0]
@@ -171,6 +173,7 @@ class Writer:
             align=part.align,
             entsize=part.entsize,
             data=data,
+            was=len(data),
         )
 
     def _section(self, at: int) -> int:
@@ -217,46 +220,19 @@ class Writer:
         return new[(new >= 0).all(axis=1)].astype("<u4").tobytes()
 
     def _with_tables(
-        self, out: bytearray, rows: Sequence[Part], symbols: Sequence[Symbol]
+        self, end: int, rows: Sequence[Part], symbols: Sequence[Symbol]
     ) -> CubinParts:
-        head = bytearray(self._contents.parts.cubin.data[:HEADER_SIZE])
-        out += bytes(-len(out) % 8)
-        _put(head, "shoff", len(out))
+        whole = self._contents.parts.cubin
+        head = bytearray(whole.data[:HEADER_SIZE])
+        end += -end % 8
+        _put(head, "shoff", end)
         _put(head, "shnum", len(rows))
         _put(head, "shstrndx", self._numbers.sections[self._section_names()])
-        for row in rows:
-            out += SECTION.pack(
-                row.name_at,
-                row.type,
-                row.flags,
-                row.address,
-                row.offset,
-                row.size,
-                row.link,
-                row.info,
-                row.align,
-                row.entsize,
-            )
-        segments = self._segments(rows, len(out))
-        _put(head, "phoff", len(out) if segments else 0)
+        end += len(rows) * SECTION.size
+        segments = self._segments(rows, end)
+        _put(head, "phoff", end if segments else 0)
         _put(head, "phnum", len(segments))
-        for each in segments:
-            out += SEGMENT.pack(
-                each.type,
-                each.flags,
-                each.offset,
-                each.virtual,
-                each.physical,
-                each.file_size,
-                each.memory_size,
-                each.align,
-            )
-        out[:HEADER_SIZE] = head
-        sections = tuple(
-            Section(each.name, each.type, each.offset, each.size, each.link, each.info)
-            for each in rows
-        )
-        cubin = replace(self._contents.parts.cubin, data=bytes(out), sections=sections)
+        cubin = Cubin(bytes(head), whole.arch, whole.suffix, Rows(len(rows), partial(_row, rows)))
         return CubinParts(cubin, tuple(rows), tuple(segments), symbols)
 
     def _segments(self, rows: Sequence[Part], table: int) -> list[Segment]:
@@ -278,6 +254,11 @@ class Writer:
         return [_segment(segment, found, table, size) for segment, found in covering]
 
 
+def _row(rows: Sequence[Part], at: int) -> Section:
+    each = rows[at]
+    return Section(each.name, each.type, each.offset, each.size, each.link, each.info)
+
+
 _WRITABLE, _ALLOCATED = 1, 2
 
 
@@ -294,7 +275,7 @@ def _covers(segment: Segment, part: Part) -> bool:
 
 def _segment(segment: Segment, found: Sequence[Part], table: int, size: int) -> Segment:
     if not found:
-        return replace(segment, offset=table, file_size=size, memory_size=size)
+        return _placed(segment, table, size, size)
     stored = [row for row in found if row.type != SHT_NOBITS]
     begin = min(row.offset for row in stored or found)
     end = max((row.offset + row.size for row in stored), default=begin)
@@ -302,7 +283,20 @@ def _segment(segment: Segment, found: Sequence[Part], table: int, size: int) -> 
     for row in found:
         if row.type == SHT_NOBITS:
             memory = -(-memory // max(row.align, 1)) * max(row.align, 1) + row.size
-    return replace(segment, offset=begin, file_size=end - begin, memory_size=memory)
+    return _placed(segment, begin, end - begin, memory)
+
+
+def _placed(segment: Segment, offset: int, file_size: int, memory_size: int) -> Segment:
+    return Segment(
+        type=segment.type,
+        flags=segment.flags,
+        offset=offset,
+        virtual=segment.virtual,
+        physical=segment.physical,
+        file_size=file_size,
+        memory_size=memory_size,
+        align=segment.align,
+    )
 
 
 class _Strings:

@@ -15,10 +15,10 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import stat
-import tempfile
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
 
@@ -107,12 +107,13 @@ class BuiltTwin:
 
     def to_bytes(self, origin: Origin | None = None) -> bytes:
         """Length of a JSON head in 4 bytes, the head, the image."""
-        head = {field.name: getattr(self, field.name) for field in fields(self)}
-        del head["image"]
+        head = {name: getattr(self, name) for name in _KEPT if name != "image"}
         head["way"] = self.way.value
-        head["origin"] = asdict(origin or Origin()) | {"build": build_identity()}
+        made = origin or Origin()
+        head["origin"] = {name: getattr(made, name) for name in _ORIGIN}
+        head["origin"]["build"] = build_identity()
         text = json.dumps(head).encode()
-        return len(text).to_bytes(4, "little") + text + self.image
+        return b"".join((len(text).to_bytes(4, "little"), text, self.image))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BuiltTwin:
@@ -130,6 +131,10 @@ class BuiltTwin:
             return cls(image=data[end:], **head)
         except (AttributeError, RecursionError, TypeError, KeyError) as error:
             raise ValueError(f"not a twin: {error}") from error
+
+
+_KEPT = tuple(field.name for field in fields(BuiltTwin))
+_ORIGIN = tuple(field.name for field in fields(Origin))
 
 
 @functools.cache
@@ -203,12 +208,16 @@ class TwinCache:
         """Keep ``twin``. A full or read-only disk is remembered in ``failure`` and is no error."""
         code = twin.to_bytes(origin)
         try:
-            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, name = tempfile.mkstemp(dir=self._directory, prefix=_UNFINISHED)
+            try:
+                handle, name = self._unfinished()
+            except FileNotFoundError:
+                self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+                handle, name = self._unfinished()
             try:
                 with os.fdopen(handle, "wb") as file:
-                    file.write(CACHE_FORMAT + hashlib.sha256(code).digest() + code)
-                os.replace(name, self._path(key))
+                    file.write(CACHE_FORMAT + hashlib.sha256(code).digest())
+                    file.write(code)
+                os.replace(name, os.path.join(self._directory, key + SUFFIX))
             except OSError:
                 with contextlib.suppress(OSError):
                     os.unlink(name)
@@ -217,8 +226,11 @@ class TwinCache:
         except OSError as error:
             self.failure = f"twins are not cached in {self._directory}: {error.strerror}"
 
-    def _path(self, key: str) -> Path:
-        return self._directory / f"{key}{SUFFIX}"
+    def _unfinished(self) -> tuple[int, str]:
+        """A new file under a name that nobody else has."""
+        name = os.path.join(self._directory, f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(8)}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return os.open(name, flags, 0o600), name
 
     def _keep_within_limit(self, written: int) -> None:
         """Looking at every file for each one that is written would take ever longer, so it is done

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from egpu.bpf.program import AttachKind
 from egpu.codegen.device_code import DeviceCode
 from egpu.errors import UnsupportedError
@@ -14,6 +16,8 @@ from egpu.image.cubin_edit import (
     CubinParts,
     Symbol,
     read_symbols,
+    relocating,
+    relocation_table,
     relocations_of,
     symbol_rows,
 )
@@ -128,19 +132,17 @@ def _called(parts: CubinParts, kernel: Kernel, code: Code) -> list[Symbol]:
     bank = parts.find(".nv.constant4")
     if bank is not None:
         used = used_constants(parts, kernel, 4, code)
-        named |= {
-            each.symbol
-            for _, each in relocations_of(parts, bank)
-            if (used is None and symbols[each.symbol].section) or (used and each.offset in used)
-        }
+        for at in relocating(parts, bank):
+            table = relocation_table(parts.parts[at])
+            if used is None:
+                named |= {each for each in table["symbol"].tolist() if symbols[each].section}
+            else:
+                named.update(table["symbol"][np.isin(table["offset"], list(used))].tolist())
     for attribute in kernel.attributes:
         if attribute.code == CODES["EXTERNS"]:
             named.update(attribute.words())
-    return [
-        each
-        for each in symbols
-        if each.index in named and each.type == STT_FUNC and each.section != kernel.text
-    ]
+    found = [symbols[index] for index in sorted(named) if index < len(symbols)]
+    return [each for each in found if each.type == STT_FUNC and each.section != kernel.text]
 
 
 # Code of the driver (printf, malloc): nobody has seen it.  What the ABI lets a callee use is below.
