@@ -77,6 +77,12 @@ class Code:
         """The lower and the upper half of the chosen instructions."""
         return np.stack([self._column(at, 64)[chosen] for at in (0, 64)])
 
+    def with_upper_halves(self, chosen: NDArray[np.int64], upper: NDArray[np.uint64]) -> Code:
+        """The same with other upper halves of the chosen instructions."""
+        data = bytearray(self._bytes)
+        np.frombuffer(data, "<u8").reshape(-1, 2)[chosen, 1] = upper
+        return Code(bytes(data))
+
     def with_words(self, changed: dict[int, int]) -> Code:
         """The same with some instructions replaced."""
         return self.spliced(changed, b"")

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from egpu.errors import UnsupportedError
+from egpu.errors import InputError, UnsupportedError
 from egpu.image.cubin_edit import (
     CubinParts,
     Symbol,
@@ -73,20 +74,21 @@ def share_globals(
     ``symbols`` as they were before the kernel was changed, which moves none; ``code`` is what is
     in the kernel's section.
     """
-    variables = _variables(parts, symbols)
+    variables = _Variables(parts, symbols)
+    _check(parts, kernel, symbols, variables, code)
     bank = parts.find(_ADDRESSES)
-    if variables:
-        _check(parts, kernel, symbols, variables, code)
-    if not variables or bank is None:
+    if bank is None or not variables.maybe.any():
         return parts, ()
     used = used_constants(parts, kernel, 4, code)
     shared: list[_Shared] = []
     changed: dict[int, bytes] = {}
     for at in relocating(parts, bank):
         table = relocation_table(parts.parts[at])
-        gone = np.isin(table["symbol"], list(variables))
+        gone = np.ones(len(table), np.bool_)
         if used is not None:
             gone &= np.isin(table["offset"], list(used))
+        for index in np.flatnonzero(gone).tolist():
+            gone[index] = int(table["symbol"][index]) in variables
         if not gone.any():
             continue
         changed[at] = table[~gone].tobytes()
@@ -107,17 +109,18 @@ def _check(
     parts: CubinParts,
     kernel: Kernel,
     symbols: Sequence[Symbol],
-    variables: set[int],
+    variables: _Variables,
     code: Code,
 ) -> None:
     for _, each in relocations_of(parts, kernel.text):
         if each.symbol in variables:
             name = symbols[each.symbol].name
             raise UnsupportedError(f"{kernel.name}, whose code holds the address of {name}")
+    constants = [at for at, part in enumerate(parts.parts) if part.name == _CONSTANTS]
     written = [
         symbols[index].name
-        for index in sorted(variables)
-        if parts.parts[symbols[index].section].name == _CONSTANTS
+        for index in np.flatnonzero(variables.in_sections(constants)).tolist()
+        if index in variables
     ]
     if written and used_constants(parts, kernel, 3, code) != frozenset():
         raise UnsupportedError(
@@ -162,13 +165,31 @@ def constants_of(code: Code, bank: int) -> frozenset[int] | None:
     return frozenset(offset // 8 * 8 for offset in offsets)
 
 
-def _variables(parts: CubinParts, symbols: Sequence[Symbol]) -> set[int]:
-    """Symbols of variables that a program can see."""
-    sections = [at for at, part in enumerate(parts.parts) if part.name in _VARIABLES]
-    rows = symbol_rows(parts)
-    inside = np.isin(rows["section"], sections) & (rows["info"] & 0xF == STT_OBJECT)
-    found: list[int] = np.flatnonzero(inside).tolist()
-    return {at for at in found if not is_compiler_constant(symbols[at].name)}
+class _Variables:
+    """Symbols of variables that a program can see; ``maybe``: of each symbol, whether it is one but
+    for its name."""
+
+    def __init__(self, parts: CubinParts, symbols: Sequence[Symbol]) -> None:
+        rows = symbol_rows(parts)
+        self._symbols = symbols
+        self._sections = rows["section"]
+        self._objects = rows["info"] & 0xF == STT_OBJECT
+        self.maybe = self.in_sections(
+            [at for at, part in enumerate(parts.parts) if part.name in _VARIABLES]
+        )
+
+    def in_sections(self, sections: Sequence[int]) -> NDArray[np.bool_]:
+        """Of each symbol, whether it is an object of one of these sections."""
+        found = np.zeros(len(self._sections), np.bool_)
+        for each in sections:
+            found |= self._sections == each
+        found &= self._objects
+        return found
+
+    def __contains__(self, symbol: int) -> bool:
+        if symbol >= len(self.maybe):
+            raise InputError(f"a relocation by symbol {symbol}", where="cubin")
+        return bool(self.maybe[symbol]) and not is_compiler_constant(self._symbols[symbol].name)
 
 
 def patches(parts: CubinParts, shared: tuple[_Shared, ...]) -> tuple[GlobalPatch, ...]:

@@ -14,10 +14,7 @@ from egpu.image.cubin import STT_FUNC
 from egpu.image.cubin_attributes import CODES
 from egpu.image.cubin_edit import (
     CubinParts,
-    Symbol,
     read_symbols,
-    relocating,
-    relocation_table,
     relocations_of,
     symbol_rows,
 )
@@ -121,30 +118,6 @@ def other_functions(parts: CubinParts) -> list[int]:
     return [at for at in code if at not in entries]
 
 
-def _called(parts: CubinParts, kernel: Kernel, code: Code) -> list[Symbol]:
-    """Functions outside its own section that the kernel's code or attributes name.
-
-    Those that are defined elsewhere are among EXTERNS; their addresses, too, lie in constant bank
-    4, in a place that the code reads through a register.
-    """
-    symbols = read_symbols(parts)
-    named = {each.symbol for _, each in relocations_of(parts, kernel.text)}
-    bank = parts.find(".nv.constant4")
-    if bank is not None:
-        used = used_constants(parts, kernel, 4, code)
-        for at in relocating(parts, bank):
-            table = relocation_table(parts.parts[at])
-            if used is None:
-                named |= {each for each in table["symbol"].tolist() if symbols[each].section}
-            else:
-                named.update(table["symbol"][np.isin(table["offset"], list(used))].tolist())
-    for attribute in kernel.attributes:
-        if attribute.code == CODES["EXTERNS"]:
-            named.update(attribute.words())
-    found = [symbols[index] for index in sorted(named) if index < len(symbols)]
-    return [each for each in found if each.type == STT_FUNC and each.section != kernel.text]
-
-
 # Code of the driver (printf, malloc): nobody has seen it.  What the ABI lets a callee use is below.
 # A failed assertion ends everything, and whatever it does to other lanes is lost with them.
 _NEVER_RETURNS = frozenset({"__assertfail"})
@@ -166,12 +139,24 @@ def code_around(parts: CubinParts, kernel: Kernel, code: Code) -> Usage:
 
 
 def _calls_the_driver(parts: CubinParts, kernel: Kernel, code: Code) -> bool:
-    """Whether it may call a function that is defined elsewhere and comes back."""
-    rows = symbol_rows(parts)
-    foreign = (rows["section"] == 0) & (rows["info"] & 0xF == STT_FUNC)
-    return bool(foreign.any()) and any(
-        each.section == 0 and each.name not in _NEVER_RETURNS for each in _called(parts, kernel, code)
-    )
+    """Whether it may call a function that is defined elsewhere and comes back.
+
+    Those are named by the code or among EXTERNS; their addresses, too, lie in constant bank 4, in a
+    place that the code reads through a register.
+    """
+    rows, symbols = symbol_rows(parts), read_symbols(parts)
+    elsewhere = np.flatnonzero((rows["section"] == 0) & (rows["info"] & 0xF == STT_FUNC))
+    foreign = {at for at in elsewhere.tolist() if symbols[at].name not in _NEVER_RETURNS}
+    if not foreign:
+        return False
+    named = {each.symbol for _, each in relocations_of(parts, kernel.text)}
+    bank = parts.find(".nv.constant4")
+    if bank is not None and (used := used_constants(parts, kernel, 4, code)) is not None:
+        named |= {each.symbol for _, each in relocations_of(parts, bank) if each.offset in used}
+    for attribute in kernel.attributes:
+        if attribute.code == CODES["EXTERNS"]:
+            named.update(attribute.words())
+    return not foreign.isdisjoint(named)
 
 
 def lowest_register_limit(code: Code) -> int | None:

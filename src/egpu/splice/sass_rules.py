@@ -10,6 +10,7 @@ import enum
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
@@ -29,6 +30,7 @@ from egpu.splice.sass_encoding import (
     WAIT,
     WRITE_SCOREBOARD,
     YIELD,
+    Field,
     branch,
     instruction,
     is_store,
@@ -96,12 +98,32 @@ def with_late_reads(code: Code, rules: frozenset[Rule]) -> Code:
     """A kernel's code; every store has a scoreboard that tells when its sources were read."""
     if Rule.LATE_READS not in rules:
         return code
-    untracked = _READS_LATE[code.field(BASE)]
-    for field in (READ_SCOREBOARD, WRITE_SCOREBOARD):
-        untracked &= code.field(field) == NO_SCOREBOARD
-    return code.with_words(
-        {index: _tracked(code[index], rules) for index in np.nonzero(untracked)[0].tolist()}
+    late = np.flatnonzero(_READS_LATE[code.field(BASE)])
+    upper = code.halves(late)[1]
+    free = (_of_upper(READ_SCOREBOARD, upper) == NO_SCOREBOARD) & (
+        _of_upper(WRITE_SCOREBOARD, upper) == NO_SCOREBOARD
     )
+    if not free.any():
+        return code
+    late, upper = late[free], upper[free]
+    upper = _set_upper(READ_SCOREBOARD, upper, _LATE_READ_SCOREBOARD)
+    if Rule.VISIBLE_SCOREBOARD in rules:
+        early = _of_upper(STALL, upper) < _VISIBLE_AFTER
+        upper[early] = _set_upper(STALL, upper[early], _VISIBLE_AFTER)
+    return code.with_upper_halves(late, upper)
+
+
+_HALF = 64  # bits
+
+
+def _of_upper(field: Field, upper: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A field in the upper half of instructions."""
+    return upper >> np.uint64(field.at - _HALF) & np.uint64((1 << field.width) - 1)
+
+
+def _set_upper(field: Field, upper: NDArray[np.uint64], value: int) -> NDArray[np.uint64]:
+    mask = (1 << field.width) - 1 << field.at - _HALF
+    return upper & np.uint64(~mask & (1 << _HALF) - 1) | np.uint64(value << field.at - _HALF)
 
 
 def tracked(words: Sequence[int], rules: frozenset[Rule]) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -209,9 +209,10 @@ def usage_of(code: Code) -> Usage:
     named = _NAMED.of(_kinds(code))
     some = np.flatnonzero(named)  # few of a kernel's instructions name any
     masks = dict.fromkeys(_What, 0)
-    for (what, _, span), numbers in zip(_NAMED.fields, _numbers_named(code, named, some), strict=True):
+    for field, numbers in _numbers_named(code, named[some], some):
+        what, _, span = _NAMED.fields[field]
         masks[what] |= _spread(numbers, span)
-    if np.isin(code.opcodes, _READS_ALL_PREDICATES).any():
+    if (code.opcodes == _READS_ALL_PREDICATES).any():
         masks[_What.PREDICATE] |= (1 << UNIFORM_PREDICATES) - 1
     return Usage(
         _numbers(masks[_What.REGISTER], UNIFORM_REGISTERS),
@@ -222,13 +223,18 @@ def usage_of(code: Code) -> Usage:
 
 def _numbers_named(
     code: Code, named: NDArray[np.uint64], some: NDArray[np.int64]
-) -> list[int]:
-    """Bit n for each number n that a field holds in one of ``some`` instructions that have it."""
+) -> Iterator[tuple[int, int]]:
+    """Fields that ``some`` instructions have, and bit n for each number n that one holds in one;
+    ``named`` says which they have."""
     columns = _NAMED.columns()
-    has = named[some] >> columns.number & np.uint64(1)
-    values = code.halves(some)[columns.half] >> columns.shift & columns.mask
-    found: list[int] = np.bitwise_or.reduce(has << values, axis=1).tolist()
-    return found
+    found = int(np.bitwise_or.reduce(named)) if len(named) else 0
+    fields = [each for each in range(len(columns.half)) if found >> each & 1]
+    has = named >> columns.number[fields] & np.uint64(1)
+    values = code.halves(some)[columns.half[fields]]
+    values >>= columns.shift[fields]
+    values &= columns.mask[fields]
+    has <<= values
+    return zip(fields, np.bitwise_or.reduce(has, axis=1).tolist(), strict=True)
 
 
 def _spread(numbers: int, span: int) -> int:
@@ -255,7 +261,7 @@ _WIDTHS = {_What.REGISTER: REGISTER, _What.PREDICATE: 3, _What.BARRIER: BARRIER.
 _OPCODE_MASK = (1 << OPCODE.width) - 1
 # What decides, beside the opcode, which fields of an instruction name what.
 _KIND_BITS = ((HAS_UNIFORM, 12), (_PLOP3_UNIFORM, 13))
-_READS_ALL_PREDICATES = np.array([0x883], np.uint64)  # UP2UR
+_READS_ALL_PREDICATES = 0x883  # UP2UR
 
 
 _KINDS = 1 << OPCODE.width + len(_KIND_BITS)
@@ -297,7 +303,7 @@ class _Named:
         """The bits of each instruction."""
         named = self._by_kind[kinds]
         unseen = named == _UNSEEN
-        if not unseen.any():
+        if not unseen.any():  # as of all kernels but the first
             return named
         for kind in set(kinds[unseen].tolist()):
             bits = 0
