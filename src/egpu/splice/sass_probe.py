@@ -23,6 +23,7 @@ from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
 from egpu.splice.sass_closed import check_meetings, check_probe
 from egpu.splice.sass_encoding import (
     BRA,
+    CONSTANT_BANK,
     CONSTANT_OFFSET,
     DESTINATION,
     LDS,
@@ -88,13 +89,36 @@ class ProbeSetting:
 @dataclass(frozen=True, slots=True)
 class ProbeBlocks:
     """The probes of one kernel, with the offset of the launch block among the parameters and the
-    place of the first parameter in constant bank 0."""
+    place of the first parameter in constant bank 0.
+
+    Words are those of a small kernel where they are the same for all: ``reads`` are what reads of
+    the launch block have in the bits of ``place_of``, and ``further`` is how many bytes further it
+    lies in this kernel (``in_place``).
+    """
 
     entry: ProbeBlock | None
     exit: ProbeBlock | None
     hidden_offset: int
     bank_offset: int
     starts: tuple[RelocKind, ...]
+    reads: frozenset[int] = frozenset()
+    further: int = 0
+
+    def in_place(self, words: Sequence[int]) -> list[int]:
+        """Words of these probes as they are in the kernel."""
+        if not self.further:
+            return list(words)
+        reads, by = self.reads, self.further << CONSTANT_OFFSET.at
+        return [word + by if word & _PLACE in reads else word for word in words]
+
+
+_PLACE = sum((1 << each.width) - 1 << each.at for each in (OPCODE, CONSTANT_OFFSET, CONSTANT_BANK))
+
+
+def place_of(word: int) -> int:
+    """What tells a read of a word in a constant bank from those of others, whatever registers it
+    has by now and however long it waits."""
+    return word & _PLACE
 
 
 def assemble_probes(kernel: Kernel, setting: ProbeSetting, manner: Manner) -> ProbeBlocks:
@@ -188,54 +212,49 @@ def _moved(
     manner: Manner,
 ) -> ProbeBlocks | None:
     """The code of probes that read no parameters, for a kernel with ``size`` bytes of them; None
-    when it depends on more than the place of the launch block."""
+    when it depends on more than the place of the launch block.  All kernels get the same words, so
+    that what is found out about them is found out once."""
     begin = -(-size // _WORD) * _WORD
     offset = begin % _ALIGNMENT
-    blocks, places = _general(setting, manner)[offset // _WORD]
-    if places is None:
+    blocks, reads = _general(setting, manner)[offset // _WORD]
+    if reads is None:
         return None
-    by = begin - blocks.hidden_offset
-    return replace(
-        blocks,
-        entry=_with_launch_block(blocks.entry, places[0], by),
-        exit=_with_launch_block(blocks.exit, places[1], by),
+    return ProbeBlocks(
+        entry=blocks.entry,
+        exit=blocks.exit,
         hidden_offset=begin,
+        bank_offset=blocks.bank_offset,
+        starts=blocks.starts,
+        reads=reads,
+        further=begin - blocks.hidden_offset,
     )
-
-
-def _with_launch_block(
-    block: ProbeBlock | None, places: frozenset[int], by: int
-) -> ProbeBlock | None:
-    if block is None:
-        return None
-    words = list(block.words)
-    for at in places:
-        words[at] = CONSTANT_OFFSET.set(words[at], CONSTANT_OFFSET.of(words[at]) + by)
-    return replace(block, words=tuple(words))
-
-
-_Places = tuple[frozenset[int], frozenset[int]]
 
 
 @functools.lru_cache(maxsize=_LIFTED)
 def _general(
     setting: ProbeSetting, manner: Manner
-) -> tuple[tuple[ProbeBlocks, _Places | None], ...]:
+) -> tuple[tuple[ProbeBlocks, frozenset[int] | None], ...]:
     """The code for a small kernel, by the word of ``_ALIGNMENT`` in which its parameters end."""
     words = range(0, _ALIGNMENT, _WORD)
     shapes = [Shape("probe", (), size + word) for word in words for size in (_SMALL, _LARGE)]
     blocks = _lift(shapes, setting, manner)
-    return tuple(map(_with_places, blocks[::2], blocks[1::2]))
+    return tuple(map(_with_reads, blocks[::2], blocks[1::2]))
 
 
-def _with_places(small: ProbeBlocks, large: ProbeBlocks) -> tuple[ProbeBlocks, _Places | None]:
-    """The small kernel's code, and which instructions of the two blocks name a word of the launch
+def _with_reads(
+    small: ProbeBlocks, large: ProbeBlocks
+) -> tuple[ProbeBlocks, frozenset[int] | None]:
+    """The small kernel's code, and ``place_of`` of the instructions that name a word of the launch
     block, None if that cannot be told."""
     entry = _differences(small.entry, large.entry)
     leaving = _differences(small.exit, large.exit)
     if entry is None or leaving is None:
         return small, None
-    return small, (entry, leaving)
+    named: tuple[set[int], set[int]] = set(), set()  # other places, and the launch block's
+    for block, places in ((small.entry, entry), (small.exit, leaving)):
+        for at, word in enumerate(block.words if block else ()):
+            named[at in places].add(place_of(word))
+    return small, frozenset(named[1]) if named[0].isdisjoint(named[1]) else None
 
 
 def _differences(small: ProbeBlock | None, large: ProbeBlock | None) -> frozenset[int] | None:

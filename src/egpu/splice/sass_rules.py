@@ -7,6 +7,7 @@ asks the table; the tests take one row out at a time and see the damage in the b
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -165,10 +166,11 @@ def register_count(highest: int, rules: frozenset[Rule]) -> int:
     return highest + (3 if Rule.REGISTER_MARGIN in rules else 1)
 
 
-def without_meetings(words: Sequence[int], rules: frozenset[Rule]) -> tuple[int, ...]:
+@functools.lru_cache(maxsize=256)
+def without_meetings(words: tuple[int, ...], rules: frozenset[Rule]) -> tuple[int, ...]:
     """Code with NOPs in the place of convergence barriers, whose lanes go on by themselves."""
     if Rule.NO_MEETING not in rules:
-        return tuple(words)
+        return words
     return tuple(nothing(word) if OPCODE.of(word) in MEETINGS else word for word in words)
 
 

@@ -153,11 +153,11 @@ class Splice:
                 stall=STALL.of(word),
             )
         probe[block.start] = after_everything(probe[block.start], self._rules)
-        return probe
+        return self._blocks.in_place(probe)
 
     def _redirect_entry(self, first: int, block: ProbeBlock | None) -> int:
         """What becomes of the first instruction: a jump; the probes end in it and jump back."""
-        probe = list(block.words[block.start :]) if block else []
+        probe = self._blocks.in_place(block.words[block.start :]) if block else []
         # Every warp comes here: the fewer lines of the instruction cache it takes the better.
         self._added += [instruction(NOP, stall=0)] * (-self._end % _CACHE_LINE)
         begin = self._end

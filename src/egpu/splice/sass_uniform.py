@@ -358,6 +358,7 @@ class Renaming:
     barriers: tuple[tuple[int, int], ...]
 
 
+@functools.lru_cache(maxsize=256)
 def free_numbers(probe: tuple[int, ...], kernel: Usage) -> Renaming:
     """Numbers for ``probe`` that ``kernel`` does not use; UnsupportedError when there are none.
 
