@@ -61,6 +61,7 @@ class Writer:
         self._contents = contents
         self._parts = contents.parts.parts
         self._kept = sorted(kept)
+        self._kept_parts = [self._parts[at] for at in self._kept]
         self._symtab = symbol_table(contents.parts)
         self._symbols = self._kept_symbols()
         symbols = np.full(len(contents.table), -1)
@@ -74,15 +75,14 @@ class Writer:
         # Of each section, whether its symbols are kept, and its variables; behind the last one, of
         # numbers that are no section.
         any_kept, all_kept = np.zeros((2, len(parts) + 1), np.bool_)
-        any_kept[[at for at in self._kept if at]] = True
-        all_kept[
-            [at for at in self._kept if at and parts[at].name.startswith(".nv.constant")]
-        ] = True
+        for at, part in zip(self._kept, self._kept_parts, strict=True):
+            any_kept[at] = at > 0
+            all_kept[at] = at > 0 and part.name.startswith(".nv.constant")
         section = np.minimum(table["section"], len(parts))
         kept = any_kept[section] & (table["info"] & 0xF != STT_OBJECT) | all_kept[section]
-        for at in self._kept:
-            if parts[at].type in (SHT_REL, SHT_RELA):
-                named = relocation_table(parts[at])["symbol"]
+        for part in self._kept_parts:
+            if part.type in (SHT_REL, SHT_RELA):
+                named = relocation_table(part)["symbol"]
                 if len(named) and (most := int(named.max())) >= len(table):
                     raise _no_symbol(most)
                 kept[named] = True
@@ -95,7 +95,7 @@ class Writer:
         names = _Strings()
         strings = _Strings()
         table = self._symbol_table(strings)
-        name_at = [names.add(self._parts[at].name) for at in self._kept]
+        name_at = [names.add(part.name) for part in self._kept_parts]
         symtab = self._parts[self._symtab]
         locals_ = int(np.searchsorted(self._symbols, symtab.info))
         text = {
@@ -105,12 +105,11 @@ class Writer:
         }
         end = HEADER_SIZE
         rows: list[Part] = []
-        for at, name in zip(self._kept, name_at, strict=True):
-            part = self._parts[at]
+        for at, part, name in zip(self._kept, self._kept_parts, name_at, strict=True):
             if part.type not in (SHT_NULL, SHT_NOBITS):
                 end += -end % max(part.align, 1)
             place = (name, 0 if part.type == SHT_NULL else end)
-            rows.append(self._part(at, place, text, locals_))
+            rows.append(self._part(at, part, place, text, locals_))
             end += len(rows[-1].data)
         return self._with_tables(end, rows, symbols_of(table, strings.data))
 
@@ -132,10 +131,14 @@ class Writer:
         return found
 
     def _part(
-        self, at: int, place: tuple[int, int], text: Mapping[int, bytes], locals_: int
+        self,
+        at: int,
+        part: Part,
+        place: tuple[int, int],
+        text: Mapping[int, bytes],
+        locals_: int,
     ) -> Part:
         """A section as it will be, whose name and bytes are at these places."""
-        part = self._parts[at]
         sections = self._numbers.sections
         data = text.get(at)
         info = part.info
@@ -245,8 +248,8 @@ class Writer:
             if not itself:
                 found = [
                     row
-                    for at, row in zip(self._kept, rows, strict=True)
-                    if _covers(segment, self._parts[at])
+                    for part, row in zip(self._kept_parts, rows, strict=True)
+                    if _covers(segment, part)
                 ]
             if itself or found:
                 covering.append((segment, found))

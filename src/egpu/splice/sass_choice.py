@@ -98,6 +98,8 @@ def _localised(blocks: ProbeBlocks, setting: ProbeSetting) -> ProbeBlocks:
     if blocks.exit is None:
         return blocks
     words = localised(blocks.exit.words, setting.arch)
+    if words == blocks.exit.words:
+        return blocks
     return replace(blocks, exit=replace(blocks.exit, words=words))
 
 

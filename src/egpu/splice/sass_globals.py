@@ -25,6 +25,7 @@ from egpu.image.cubin_edit import (
     symbol_rows,
 )
 from egpu.image.cubin_kernel import Kernel
+from egpu.image.cubin_tables import Table
 from egpu.splice.ptx_globals import is_compiler_constant
 from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
@@ -84,7 +85,7 @@ def share_globals(
     changed: dict[int, bytes] = {}
     for at in relocating(parts, bank):
         table = relocation_table(parts.parts[at])
-        gone = np.ones(len(table), np.bool_)
+        gone = variables.named_by(table)
         if used is not None:
             gone &= np.isin(table["offset"], list(used))
         for index in np.flatnonzero(gone).tolist():
@@ -184,6 +185,14 @@ class _Variables:
         for each in sections:
             found |= self._sections == each
         found &= self._objects
+        return found
+
+    def named_by(self, relocations: Table) -> NDArray[np.bool_]:
+        """Of each relocation, whether its symbol may be one."""
+        named = relocations["symbol"]
+        if len(named) and (most := int(named.max())) >= len(self.maybe):
+            raise InputError(f"a relocation by symbol {most}", where="cubin")
+        found: NDArray[np.bool_] = self.maybe[named]
         return found
 
     def __contains__(self, symbol: int) -> bool:

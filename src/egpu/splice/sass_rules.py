@@ -127,9 +127,10 @@ def _set_upper(field: Field, upper: NDArray[np.uint64], value: int) -> NDArray[n
     return upper & np.uint64(~mask & (1 << _HALF) - 1) | np.uint64(value << field.at - _HALF)
 
 
-def tracked(words: Sequence[int], rules: frozenset[Rule]) -> list[int]:
+@functools.lru_cache(maxsize=256)
+def tracked(words: tuple[int, ...], rules: frozenset[Rule]) -> tuple[int, ...]:
     """The same of a probe's code."""
-    return [_tracked(word, rules) if is_store(word) else word for word in words]
+    return tuple(_tracked(word, rules) if is_store(word) else word for word in words)
 
 
 def _tracked(word: int, rules: frozenset[Rule]) -> int:

@@ -157,13 +157,14 @@ class Splice:
 
     def _redirect_entry(self, first: int, block: ProbeBlock | None) -> int:
         """What becomes of the first instruction: a jump; the probes end in it and jump back."""
-        probe = self._blocks.in_place(block.words[block.start :]) if block else []
+        words = tracked(block.words, self._rules)[block.start :] if block else ()
+        probe = self._blocks.in_place(words)
         # Every warp comes here: the fewer lines of the instruction cache it takes the better.
         self._added += [instruction(NOP, stall=0)] * (-self._end % _CACHE_LINE)
         begin = self._end
         if probe:
             _check_single_exit(probe, self._kernel.name)
-            probe = [nothing(word) if joins(word) else word for word in tracked(probe, self._rules)]
+            probe = [nothing(word) if joins(word) else word for word in probe]
         leaving = [index for index, word in enumerate(probe) if _leaves(word)]
         if leaving == [len(probe) - 1]:
             probe.pop()  # its EXIT is the last instruction: fall into what follows
