@@ -104,9 +104,7 @@ def _codes(chosen: Iterable[int]) -> NDArray[np.bool_]:
 
 
 _KNOWN_CODES = _codes(ATTRIBUTES)
-_OF_SYMBOLS = _codes(
-    code for code, kind in ATTRIBUTES.items() if kind.shape is Shape.SYMBOL_VALUE
-)
+_OF_SYMBOLS = _codes(code for code, kind in ATTRIBUTES.items() if kind.shape is Shape.SYMBOL_VALUE)
 
 
 _SIZED = int(Form.SIZED)

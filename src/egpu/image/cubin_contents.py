@@ -35,8 +35,9 @@ _ABOUT_ANOTHER = 0x40  # SHF_INFO_LINK: sh_info is the section that this one is 
 class Contents:
     """A cubin's parts and symbols.
 
-    ``kernels``: the symbol of each kernel by name; ``table``: the symbols' rows.  ``about``: sections that describe a section of
-    code (attributes, constants, shared memory), by its index; ``describing``: all of these.
+    ``kernels``: the symbol of each kernel by name; ``table``: the symbols' rows.  ``about``:
+    sections that describe a section of code (attributes, constants, shared memory), by its index;
+    ``describing``: all of these.
     ``relocations``: relocation sections by the index of the section that they change.  ``others``:
     sections that are none of these and no code.
     """

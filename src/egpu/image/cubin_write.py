@@ -120,9 +120,7 @@ class Writer:
     def _symbol_table(self, strings: _Strings) -> bytes:
         table = self._contents.table[self._symbols]
         names = self._parts[self._parts[self._symtab].link].data
-        table["name"] = [
-            strings.add_bytes(name_bytes(names, at)) for at in table["name"].tolist()
-        ]
+        table["name"] = [strings.add_bytes(name_bytes(names, at)) for at in table["name"].tolist()]
         sections = np.arange(max(len(self._parts), 1))
         sections[self._kept] = np.arange(len(self._kept))
         inside = table["section"] < len(self._parts)
@@ -220,11 +218,10 @@ class Writer:
         new = symbols[np.minimum(rows, count)]
         nobody = (new[:, 1] < 0) & (rows[:, 1] >= _NOBODY)
         new[nobody, 1] = rows[nobody, 1]
-        return new[(new >= 0).all(axis=1)].astype("<u4").tobytes()
+        kept: bytes = new[(new >= 0).all(axis=1)].astype("<u4").tobytes()
+        return kept
 
-    def _with_tables(
-        self, end: int, rows: Sequence[Part], symbols: Sequence[Symbol]
-    ) -> CubinParts:
+    def _with_tables(self, end: int, rows: Sequence[Part], symbols: Sequence[Symbol]) -> CubinParts:
         whole = self._contents.parts.cubin
         head = bytearray(whole.data[:HEADER_SIZE])
         end += -end % 8

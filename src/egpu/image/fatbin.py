@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import lz4.block
 import zstandard
@@ -43,7 +43,18 @@ UNPACKED_LIMIT = 1 << 30  # bytes; the largest known member (cuDNN) is below a t
 _LZ4_EXPANSION = 255  # most bytes that one byte of an LZ4 block can give
 _CHUNK = 1 << 20
 _ENTRY = struct.Struct("<" + "".join(form for _, form in ENTRY))
-_NAMES = tuple(name for name, _ in ENTRY)
+
+
+class _Entry(NamedTuple):
+    """The fields of ``ENTRY``."""
+
+    kind: int
+    header_size: int
+    payload_size: int
+    compressed_size: int
+    arch: int
+    flags: int
+    size: int
 
 
 def read_fatbins(
@@ -96,15 +107,16 @@ def _entries(data: Source, begin: int, end: int, wanted: Callable[[Member], bool
     at = begin + int(HEADER.unpack(data[begin : begin + HEADER.size])[2])
     while end - at >= ENTRY_MINIMUM:
         head = data[at : at + ENTRY_MINIMUM]
-        entry = dict(zip(_NAMES, _ENTRY.unpack(head), strict=True))
-        header_size, payload_size = entry["header_size"], entry["payload_size"]
+        entry = _Entry(*_ENTRY.unpack(head))
+        header_size, payload_size = entry.header_size, entry.payload_size
         if header_size < ENTRY_MINIMUM or at + header_size + payload_size > end:
             raise _malformed(at, f"an entry of {header_size} + {payload_size} bytes does not fit")
-        if entry["kind"] in KINDS:
+        if entry.kind in KINDS:
             payload = at + header_size
-            stored, member = _member(payload, entry)
+            stored = _stored(payload, entry)
+            member = _member(payload, entry, b"")
             if wanted(member):
-                member = replace(member, data=data[payload : payload + stored])
+                member = _member(payload, entry, data[payload : payload + stored])
             members.append(member)
         at += header_size + payload_size
     if any(data[at:end]):
@@ -112,14 +124,19 @@ def _entries(data: Source, begin: int, end: int, wanted: Callable[[Member], bool
     return members
 
 
-def _member(payload: int, entry: dict[str, int]) -> tuple[int, Member]:
-    """How many bytes are stored of a member, and what is known of it."""
-    flags, stored = entry["flags"], entry["payload_size"]
-    compression = "none"
-    if entry["compressed_size"]:
-        if entry["compressed_size"] > stored:
-            raise _malformed(payload, f"{entry['compressed_size']} compressed bytes in {stored}")
-        stored = entry["compressed_size"]
+def _stored(payload: int, entry: _Entry) -> int:
+    """How many bytes are stored of a member."""
+    if entry.compressed_size > entry.payload_size:
+        raise _malformed(
+            payload, f"{entry.compressed_size} compressed bytes in {entry.payload_size}"
+        )
+    return entry.compressed_size or entry.payload_size
+
+
+def _member(payload: int, entry: _Entry, data: bytes) -> Member:
+    """What is known of a member, with what was read of it."""
+    flags, compression = entry.flags, "none"
+    if entry.compressed_size:
         match flags & (FLAG_LZ4 | FLAG_ZSTD):
             case 0x2000:
                 compression = "lz4"
@@ -128,13 +145,13 @@ def _member(payload: int, entry: dict[str, int]) -> tuple[int, Member]:
             case _:
                 raise _malformed(payload, f"unknown compression (flags {flags:#x})")
     suffix = "a" if flags & FLAG_ARCH_SPECIFIC else "f" if flags & FLAG_FAMILY_SPECIFIC else ""
-    return stored, Member(
-        kind=KINDS[entry["kind"]],
-        arch=entry["arch"],
+    return Member(
+        kind=KINDS[entry.kind],
+        arch=entry.arch,
         suffix=suffix,
         compression=compression,
-        data=b"",
-        size=entry["size"] if compression != "none" else stored,
+        data=data,
+        size=entry.size if compression != "none" else entry.payload_size,
         offset=payload,
     )
 

@@ -6,7 +6,6 @@ import enum
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-
 Buffer: TypeAlias = bytes | memoryview  # of which nobody changes a byte while it is looked at
 
 

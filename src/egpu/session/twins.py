@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from egpu.agent.twin import DeviceInfo, KernelSeen, Refused, Twin, Unmatched
 from egpu.bpf.program import AttachKind
@@ -94,17 +94,19 @@ class TwinBuilder:
             return Unmatched()
         with self._lock:  # llvmlite and the caches are not thread-safe; twins are built once
             kernel_id = self._ids.setdefault(seen.kernel, len(self._ids))
-            report = TwinReport(kernel_id, seen.kernel, seen.captured, "")
             started, opening_s, compiling_s = time.perf_counter(), *self._spent()
             try:
                 built, cached = self._find_or_build(seen, attachments)
             except EgpuError as error:
-                self._note(replace(report, reason=str(error)))
+                self._note(TwinReport(kernel_id, seen.kernel, seen.captured, str(error)))
                 return Refused(str(error))
             opened_s, compiled_s = self._spent()
             self._note(
-                replace(
-                    report,
+                TwinReport(
+                    kernel_id,
+                    seen.kernel,
+                    seen.captured,
+                    "",
                     entry_sites=built.entry_sites,
                     exit_sites=built.exit_sites,
                     uncovered=built.uncovered,

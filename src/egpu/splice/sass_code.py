@@ -51,7 +51,10 @@ class Code:
     def _column(self, at: int, width: int) -> NDArray[Any]:
         """Bits of every instruction that lie in one number of so many."""
         return np.ndarray(
-            (self._count,), f"<u{width // 8}", self._bytes if self._count else None, at // 8,
+            (self._count,),
+            f"<u{width // 8}",
+            self._bytes if self._count else None,
+            at // 8,
             (SIZE,) if self._count else None,
         )
 

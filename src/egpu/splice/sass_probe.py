@@ -1,9 +1,9 @@
 """A probe's machine code: PTX with the kernel's parameter list, assembled, and its body lifted out.
 
 The probe reads parameters at the places in the constant bank where the kernel has its own, and the
-launch block behind them.  A probe that reads no parameters is assembled once for all kernels, in one
-module with parameters of different sizes: where code for two of them differs is the place of the
-launch block, and nothing else.  Code that is lifted is never stretched.
+launch block behind them.  A probe that reads no parameters is assembled once for all kernels, in
+one module with parameters of different sizes: where code for two of them differs is the place of
+the launch block, and nothing else.  Code that is lifted is never stretched.
 """
 
 from __future__ import annotations
@@ -147,19 +147,15 @@ def _lift(
     """The code for each of the shapes, which are assembled together: an assembler that is run
     takes longer to begin than for all of them."""
     arch, probes, layout = setting.arch, setting.probes, setting.layout
-    marks = [f"_{number}" for number in range(len(shapes))]
-    made = [
-        probe_text(shape, arch, probes, layout, manner, mark)
-        for shape, mark in zip(shapes, marks, strict=True)
-    ]
+    made = [probe_text(shape, arch, probes, layout, manner) for shape in shapes]
     text = made[0].head + "".join(each.text for each in made)
     parts = take_apart(open_cubin(setting.assemble(text, f"sm_{arch}")))
     banks = [each.name for each in parts.parts if _BANKS.match(each.name) and each.size]
     if banks:
         raise UnsupportedError(f"a probe with constants in {banks[0]}")
     return [
-        _lifted(parts, shape, setting, mark, each.starts)
-        for shape, mark, each in zip(shapes, marks, made, strict=True)
+        _lifted(parts, shape, setting, each.starts)
+        for shape, each in zip(shapes, made, strict=True)
     ]
 
 
@@ -167,17 +163,16 @@ def _lifted(
     parts: CubinParts,
     shape: Shape,
     setting: ProbeSetting,
-    mark: str,
     starts: tuple[RelocKind, ...],
 ) -> ProbeBlocks:
-    """The code of the entries with ``mark`` behind their names."""
+    """The code of the entries that were made for ``shape``."""
     arch, probes = setting.arch, setting.probes
     blocks: dict[str, ProbeBlock] = {}
     hidden, bank_offset = -(-shape.size // _WORD) * _WORD, None
     for name, kind in ((ENTRY, AttachKind.ENTRY), (EXIT, AttachKind.EXIT)):
         if not any(each.kind is kind for each in probes):
             continue
-        lifted = open_kernel(parts, name + mark)
+        lifted = open_kernel(parts, name + shape.mark)
         own = set(shape.parameters) if reads_parameters(probes) else set()
         alike = own <= set(lifted.parameters[:-1])
         if not alike or lifted.parameters[-1] != (hidden, LAUNCH_BLOCK_SIZE):
@@ -236,8 +231,8 @@ def _general(
 ) -> tuple[tuple[ProbeBlocks, frozenset[int] | None], ...]:
     """The code for a small kernel, by the word of ``_ALIGNMENT`` in which its parameters end."""
     words = range(0, _ALIGNMENT, _WORD)
-    shapes = [Shape("probe", (), size + word) for word in words for size in (_SMALL, _LARGE)]
-    blocks = _lift(shapes, setting, manner)
+    sizes = [size + word for word in words for size in (_SMALL, _LARGE)]
+    blocks = _lift([Shape("probe", (), size, f"_{size}") for size in sizes], setting, manner)
     return tuple(map(_with_reads, blocks[::2], blocks[1::2]))
 
 

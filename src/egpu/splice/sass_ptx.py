@@ -41,11 +41,15 @@ _GAP = "gap"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the text depends on in a kernel: where its parameters lie, and how long they are."""
+    """What the text depends on in a kernel: where its parameters lie, and how long they are.
+
+    ``mark`` is put behind the entries' names, so that one module can have those of several kernels.
+    """
 
     name: str
     parameters: tuple[tuple[int, int], ...]
     size: int
+    mark: str = ""
 
 
 class Apart(enum.Enum):
@@ -97,10 +101,8 @@ def probe_text(
     probes: Sequence[DeviceCode],
     layout: ArenaLayout,
     manner: Manner,
-    mark: str = "",
 ) -> ProbeText:
-    """What is assembled; ``mark`` is put behind the entries' names, so that one module can have
-    those of several kernels.  InputError when a probe reads a parameter that is not there."""
+    """What is assembled; InputError when a probe reads a parameter that is not there."""
     parameters = _parameter_list(shape, probes)
     version = max(_VERSIONS[arch], *(each.isa for each in probes))
     if shape.size + LAUNCH_BLOCK_SIZE > LARGE_PARAMETERS:
@@ -141,7 +143,8 @@ def probe_text(
             text += f"{{\n{_JOINED}}}\n" if manner.joined else ""
         text = _with_starts(text, names)
         held = f" .maxnreg {most}" if most else ""
-        out.append(f".visible .entry {name}{mark}({parameters}{launch}){held}\n{{\n{text}ret;\n}}\n")
+        entry = f".visible .entry {name}{shape.mark}({parameters}{launch}){held}"
+        out.append(f"{entry}\n{{\n{text}ret;\n}}\n")
     leaving = [each for each in probes if each.kind is AttachKind.EXIT]
     starts = tuple(each for each in START_PLACES if needs(leaving, each))
     return ProbeText(head, "".join(out), starts)
