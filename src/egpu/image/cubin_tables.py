@@ -111,6 +111,13 @@ def called(rows: Sequence[_Called], name: str) -> list[int]:
     return [at for at, row in enumerate(rows) if row.name == name]
 
 
+def called_at(rows: Sequence[_Called], at: int) -> str:
+    """The name of one row, which need not be made for it."""
+    if isinstance(rows, NamedRows):
+        return name_of(rows.names, int(rows.places[at]))
+    return rows[at].name
+
+
 def first_called(rows: Sequence[_Called], name: str) -> int | None:
     """The first of them, None if there is none."""
     return next(iter(called(rows, name)), None)

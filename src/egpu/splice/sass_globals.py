@@ -25,7 +25,7 @@ from egpu.image.cubin_edit import (
     symbol_rows,
 )
 from egpu.image.cubin_kernel import Kernel
-from egpu.image.cubin_tables import Table
+from egpu.image.cubin_tables import Table, called_at
 from egpu.splice.ptx_globals import is_compiler_constant
 from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
@@ -76,7 +76,7 @@ def share_globals(
     in the kernel's section.
     """
     variables = _Variables(parts, symbols)
-    _check(parts, kernel, symbols, variables, code)
+    _check(parts, kernel, variables, code)
     bank = parts.find(_ADDRESSES)
     if bank is None or not variables.maybe.any():
         return parts, ()
@@ -89,13 +89,11 @@ def share_globals(
         if used is not None:
             gone &= np.isin(table["offset"], list(used))
         for index in np.flatnonzero(gone).tolist():
-            gone[index] = int(table["symbol"][index]) in variables
-        if not gone.any():
-            continue
-        changed[at] = table[~gone].tobytes()
-        for index in np.flatnonzero(gone).tolist():
             each = relocation_at(parts.parts[at], index)
-            name = symbols[each.symbol].name
+            name = variables.name(each.symbol)
+            if name is None:
+                gone[index] = False
+                continue
             if each.type != _ADDRESS_64:
                 raise UnsupportedError(f"{kernel.name}: a relocation of {name} ({each.type})")
             addend = each.addend
@@ -103,26 +101,23 @@ def share_globals(
                 data = parts.parts[bank].data
                 addend = int.from_bytes(data[each.offset : each.offset + 8], "little")
             shared.append(_Shared(bank, each.offset, name, addend))
+        if gone.any():
+            changed[at] = table[~gone].tobytes()
     return parts.with_data(changed), tuple(shared)
 
 
 def _check(
     parts: CubinParts,
     kernel: Kernel,
-    symbols: Sequence[Symbol],
     variables: _Variables,
     code: Code,
 ) -> None:
     for _, each in relocations_of(parts, kernel.text):
-        if each.symbol in variables:
-            name = symbols[each.symbol].name
+        if (name := variables.name(each.symbol)) is not None:
             raise UnsupportedError(f"{kernel.name}, whose code holds the address of {name}")
     constants = [at for at, part in enumerate(parts.parts) if part.name == _CONSTANTS]
-    written = [
-        symbols[index].name
-        for index in np.flatnonzero(variables.in_sections(constants)).tolist()
-        if index in variables
-    ]
+    maybe = np.flatnonzero(variables.in_sections(constants)).tolist()
+    written = [name for name in map(variables.name, maybe) if name is not None]
     if written and used_constants(parts, kernel, 3, code) != frozenset():
         raise UnsupportedError(
             f"{kernel.name}, which reads __constant__ memory that the program can write "
@@ -195,10 +190,14 @@ class _Variables:
         found: NDArray[np.bool_] = self.maybe[named]
         return found
 
-    def __contains__(self, symbol: int) -> bool:
+    def name(self, symbol: int) -> str | None:
+        """The name of a variable, None for a symbol that is none."""
         if symbol >= len(self.maybe):
             raise InputError(f"a relocation by symbol {symbol}", where="cubin")
-        return bool(self.maybe[symbol]) and not is_compiler_constant(self._symbols[symbol].name)
+        if not self.maybe[symbol]:
+            return None
+        name = called_at(self._symbols, symbol)
+        return None if is_compiler_constant(name) else name
 
 
 def patches(parts: CubinParts, shared: tuple[_Shared, ...]) -> tuple[GlobalPatch, ...]:
