@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from egpu.errors import InputError
-from egpu.image import ImageKind, MemberKind, open_image, unpack
+from egpu.image import ImageKind, MemberKind, open_image, unpack, unpack_into
 
 IMAGES = Path(__file__).parents[1] / "images"
 PTX = b".version 8.0\n.target sm_90\n.address_size 64\n"
@@ -125,6 +125,22 @@ def test_size_must_be_the_declared_one(name):
     for declared in (len(content) - 1, len(content) + 1, 0):
         with pytest.raises(InputError):
             unpack(packed(name, content, declared))
+
+
+@pytest.mark.parametrize("name", ["zstd", "lz4"])
+def test_members_unpack_into_memory_that_is_there(name):
+    content = PTX * 50
+    member = packed(name, content, len(content))
+    place = bytearray(b"\xff" * len(content))
+    found = unpack_into(member, lambda size: memoryview(place)[:size])
+    assert found == content
+    assert (bytes(place) == content) == (name == "zstd")
+    for wrong in (member.data[:-1], member.data + b"more", member.data * 2):
+        with pytest.raises(InputError):
+            unpack_into(replace(member, data=wrong), lambda size: memoryview(bytearray(size)))
+    for declared in (len(content) - 1, len(content) + 1, 0):
+        with pytest.raises(InputError):
+            unpack_into(packed(name, content, declared), lambda size: memoryview(bytearray(size)))
 
 
 @pytest.mark.parametrize("name", ["zstd", "lz4"])

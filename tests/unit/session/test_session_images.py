@@ -1,13 +1,16 @@
 """Images are read once in a process's life, and never taken for another process's."""
 
+import random
 import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from egpu.agent.twin import DeviceInfo, KernelSeen
 from egpu.errors import UnsupportedError
+from egpu.image.cubin_edit import put_together
 from egpu.session import images
 from egpu.session.images import OpenedImages
 
@@ -145,3 +148,31 @@ def test_members_that_lie_where_another_images_lie_are_not_taken_for_them():
             for name in ("k70", "k80")
         }
         assert found == {"k70", "k80"}, module
+
+
+def compressed(content):
+    """A fatbin with a cubin that zstd has packed."""
+    data = zstandard.ZstdCompressor().compress(content)
+    payload = data + bytes(-len(data) % 8)
+    head = struct.pack("<H2xIQI8xI8xQ8xQ", 2, 64, len(payload), len(data), 90, 0x8011, len(content))
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 64 + len(payload)) + head + payload
+
+
+@pytest.mark.parametrize("pieces", [0.5, 1.5, 2.5, 10])
+def test_images_that_take_the_same_memory_in_turn(monkeypatch, pieces):
+    names = ("sm_90.cubin", "abi7_sm_90.cubin", "lineinfo_sm_90a.cubin")
+    plain = [Source(name) for name in names]
+    largest = max(len(source.data) for source in plain)
+    monkeypatch.setattr(images, "_ROOM", int(2 * largest * pieces))
+    packed = [Source(name) for name in names]
+    for source in packed:
+        source.data = compressed(source.data)
+    opened, alone = OpenedImages(), OpenedImages()
+    chance = random.Random(1)
+    for _ in range(40):
+        module = chance.randrange(3)
+        wanted = seen(packed[module], module=module)
+        found = opened.machine_code(opened.image(wanted), wanted)
+        expected = seen(plain[module], module=module)
+        other = alone.machine_code(alone.image(expected), expected)
+        assert put_together(found.parts) == put_together(other.parts) == plain[module].data
