@@ -80,13 +80,19 @@ def contents_of(cubin: Cubin) -> Contents:
 class _Kernels(Mapping[str, Symbol]):
     """The symbols of kernels by name; where several have one name, the last of them."""
 
-    __slots__ = ("_places", "_symbols")
+    __slots__ = ("_found", "_places", "_symbols")
 
     def __init__(self, symbols: Sequence[Symbol], places: Sequence[int]) -> None:
         self._symbols = symbols
         self._places = dict.fromkeys(places)
+        self._found: dict[str, Symbol] = {}
 
     def __getitem__(self, name: str) -> Symbol:
+        if name not in self._found:
+            self._found[name] = self._find(name)
+        return self._found[name]
+
+    def _find(self, name: str) -> Symbol:
         for at in reversed(called(self._symbols, name)):
             if at in self._places:
                 return self._symbols[at]

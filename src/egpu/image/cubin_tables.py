@@ -88,15 +88,23 @@ class NamedRows(Rows[_Row]):
     def called(self, name: str) -> list[int]:
         """Rows that have this name, as ``name_of`` gives it, in their order."""
         if not name or not name.isascii() or "\\" in name:  # name_of may have put it so
-            places = enumerate(self.places.tolist())
-            return [at for at, place in places if name_of(self.names, place) == name]
+            rows = enumerate(self.places.tolist())
+            return [at for at, place in rows if name_of(self.names, place) == name]
         text = name.encode() + b"\0"
-        found: list[int] = []
-        at = self.names.find(text)
-        while at >= 0:  # names may share their ends, and one may be there twice
-            found += np.flatnonzero(self.places == at).tolist()
-            at = self.names.find(text, at + 1)
-        return sorted(found)
+        found: list[int] = self._ending(text).tolist()
+        return [at for at in found if self.names.startswith(text, int(self.places[at]))]
+
+    def _ending(self, text: bytes) -> Column:
+        """Rows whose names may be this text, for its last bytes are where it would end."""
+        if len(text) > len(self.names):
+            return np.zeros(0, np.int64)
+        last = text[-8:]
+        ends = words_at(self.names + bytes(8 - len(last)), "<u8")
+        begin = self.places.astype(np.int64) + (len(text) - len(last))
+        there = begin < len(ends)
+        mask = np.uint64((1 << 8 * len(last)) - 1)
+        alike = ends[np.where(there, begin, 0)] & mask == int.from_bytes(last, "little")
+        return np.flatnonzero(alike & there)
 
 
 class _Called(Protocol):

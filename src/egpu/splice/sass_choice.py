@@ -3,6 +3,7 @@ could spoil for each other."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from egpu.bpf.program import AttachKind
@@ -37,7 +38,7 @@ def assembled(
     values in ordinary registers; UnsupportedError when nothing helps.
     """
     blocks = _held_blocks(kernel, setting, most, Manner())
-    joined = bool(blocks.entry) and _ways_out(blocks.entry) > 1
+    joined = blocks.entry is not None and _ways_out(blocks.entry.words) > 1
     if joined:
         blocks = _held_blocks(kernel, setting, most, Manner(joined=True))
     if blocks.exit is None or Rule.NO_CARRIED_UNIFORMS not in rules:
@@ -55,8 +56,14 @@ def assembled(
     raise reason or InternalError("exit probes that nothing speaks against")
 
 
-def _ways_out(block: ProbeBlock | None) -> int:
-    return sum(1 for word in block.words if OPCODE.of(word) == EXIT) if block else 0
+@functools.lru_cache(maxsize=256)
+def _ways_out(words: tuple[int, ...]) -> int:
+    return sum(1 for word in words if OPCODE.of(word) == EXIT)
+
+
+@functools.lru_cache(maxsize=256)
+def _works_together(words: tuple[int, ...]) -> bool:
+    return any(OPCODE.of(word) in COLLECTIVES for word in words)
 
 
 def _held_blocks(
@@ -67,7 +74,8 @@ def _held_blocks(
 ) -> ProbeBlocks:
     """The probes assembled in this manner, in registers that the kernel has anyway if they fit."""
     natural = assemble_probes(kernel, setting, manner)
-    return assemble_probes(kernel, setting, _held(kernel, natural, most, manner))
+    held = _held(kernel, natural, most, manner)
+    return natural if held == manner else assemble_probes(kernel, setting, held)
 
 
 def _objection(
@@ -79,7 +87,7 @@ def _objection(
     words = blocks.exit.words
     exits = [each for each in setting.probes if each.kind is AttachKind.EXIT]
     leaving = [each.program for each in exits]
-    if Rule.NO_MEETING in rules and any(OPCODE.of(word) in COLLECTIVES for word in words):
+    if Rule.NO_MEETING in rules and _works_together(words):
         return UnsupportedError(
             f"exit probes ({', '.join(leaving)}) in which lanes of a warp work together"
         )

@@ -6,6 +6,7 @@ tables was read back from the vendor's disassembler, and the tests compare each 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -135,6 +136,7 @@ def bytes_of(words: Iterable[int]) -> bytes:
     return b"".join(word.to_bytes(SIZE, "little") for word in words)
 
 
+@functools.lru_cache(maxsize=1024)  # a kernel's exits are alike
 def instruction(
     opcode: int,
     *,

@@ -113,8 +113,16 @@ def test_rows_are_found_by_names_that_share_their_ends_or_are_no_text():
     table["name"] = [2, 1, 5, 8, 10, 0]
     rows = NamedRows(table, names, lambda at: name_of(names, int(table["name"][at])))
     assert list(rows) == ["bc", "abc", "bc", "\\xff", "\\xff", ""]
-    found = {name: rows.called(name) for name in (*rows, "c", "\xff")}
-    assert found == {"bc": [0, 2], "abc": [1], "\\xff": [3, 4], "": [5], "c": [], "\xff": []}
+    found = {name: rows.called(name) for name in (*rows, "c", "\xff", "longer than all of them")}
+    assert found == {
+        "bc": [0, 2],
+        "abc": [1],
+        "\\xff": [3, 4],
+        "": [5],
+        "c": [],
+        "\xff": [],
+        "longer than all of them": [],
+    }
 
 
 def test_rows_by_what_a_column_says():
