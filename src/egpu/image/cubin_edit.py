@@ -400,16 +400,6 @@ def _relocation(values: tuple[int, ...]) -> Relocation:
     return Relocation(values[0], values[1] >> 32, values[1] & 0xFFFFFFFF, (*values, None)[2])
 
 
-def write_relocations(relocations: tuple[Relocation, ...], kind: int) -> bytes:
-    """The bytes of a section of type ``kind`` (SHT_RELA or SHT_REL)."""
-    if kind == SHT_RELA:
-        return b"".join(
-            RELA.pack(each.offset, each.symbol << 32 | each.type, each.addend or 0)
-            for each in relocations
-        )
-    return b"".join(REL.pack(each.offset, each.symbol << 32 | each.type) for each in relocations)
-
-
 def relocation_at(part: Part, index: int) -> Relocation:
     """One entry of a relocation section."""
     row = RELA if part.type == SHT_RELA else REL

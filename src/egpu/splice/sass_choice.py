@@ -13,7 +13,6 @@ from egpu.splice.occupancy import free_registers
 from egpu.splice.sass_carried import carried, localised
 from egpu.splice.sass_encoding import COLLECTIVES, EXIT, OPCODE
 from egpu.splice.sass_probe import (
-    ProbeBlock,
     ProbeBlocks,
     ProbeSetting,
     assemble_probes,
