@@ -34,6 +34,7 @@ from egpu.splice.sass_encoding import (
     distance_of,
     instruction,
 )
+from egpu.splice.sass_operands import Kind, Resource, operands
 
 _RED, _LDC = 0x18E, 0x182
 # Instructions, by base opcode, that only compute: lanes for which they were not meant can run them.
@@ -67,6 +68,8 @@ def straightened(words: Sequence[int], arch: int) -> tuple[int, ...]:
     inside = range(parting + 1, met)
     if not all(_may_be_guarded(words[at], guard) for at in inside):
         return tuple(words)
+    if _read_behind([words[at] for at in inside], words[met + 1 :]):
+        return tuple(words)
     dropped = {*places, *(at for at in range(met, len(words)) if _is_idle(words[at]))}
     dropped.discard(len(words) - 1)  # where lanes end there is nothing else that they meet at
     out: list[int] = []
@@ -81,6 +84,30 @@ def straightened(words: Sequence[int], arch: int) -> tuple[int, ...]:
         out.append(WAIT.set(kept, WAIT.of(kept) | wait))
         wait = 0
     return tuple(out)
+
+
+def _read_behind(inside: Sequence[int], behind: Sequence[int]) -> bool:
+    """Whether what is computed inside may be read behind where lanes meet: those that went around
+    it have other values there."""
+    rest = [word for word in behind if not _is_idle(word) and OPCODE.of(word) != EXIT]
+    if not rest:
+        return False
+    changed: set[Resource] = set()
+    for word in inside:
+        found = operands(word)
+        if found is None:
+            return True
+        changed |= found.writes
+    changed.discard(_MEMORY)
+    for word in rest:
+        found = operands(word)
+        if found is None or found.reads & changed:
+            return True
+        changed -= found.surely
+    return False
+
+
+_MEMORY: Resource = (Kind.MEMORY, 0)
 
 
 def _is_idle(word: int) -> bool:

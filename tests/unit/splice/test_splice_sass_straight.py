@@ -222,3 +222,34 @@ def test_the_hardware_does_not_choose_who_reads_its_own_index():
     for own in ("%tid.x", "%tid.z", "%laneid", "%lanemask_eq"):
         assert not elects(text + f"mov.u32 %r1, {own};")
     assert not elects(text.replace("setp.eq", "setp.ne"))
+
+
+# A value that differs for the lanes that went around one reduction, or the address, added behind it.
+BEHIND = """
+.reg .pred %p<3>; .reg .b32 %r<8>; .reg .b64 %a<4>;
+ld.param.u64 %a1, [a];
+mov.u32 %r1, %tid.x;
+mul.wide.u32 %a2, %r1, 8;
+add.s64 %a1, %a1, %a2;
+and.b32 %r2, %r1, 1;
+setp.eq.b32 %p1, %r2, 0;
+mov.b64 %a2, 5;
+@%p1 bra $around;
+mul.wide.u32 {result}, %r1, 3;
+red.relaxed.gpu.global.add.u64 [%a1], {result};
+$around:
+red.relaxed.gpu.global.add.u64 [%a1+8], %a2;
+ret;
+}}
+"""
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("needed", [True, False])
+def test_what_lanes_that_go_around_have_stays(arch, needed):
+    text = HEAD.format(arch=arch) + BEHIND.format(result="%a2" if needed else "%a3")
+    lines = disassembled(assemble(text, f"sm_{arch}"))["k"]
+    end = next(n for n, line in enumerate(lines) if line.name == "EXIT" and "@" not in line.text)
+    words = tuple(line.word for line in lines[: end + 1])
+    assert BSSY in [OPCODE.of(word) for word in words]
+    assert (straightened(words, int(arch)) == words) is needed
