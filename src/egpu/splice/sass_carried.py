@@ -17,6 +17,7 @@ from egpu.splice.sass_encoding import (
     FORM,
     GUARD,
     GUARD_REGISTER,
+    HAS_UNIFORM,
     LDS,
     OPCODE,
     PREDICATE_RESULT,
@@ -38,6 +39,7 @@ from egpu.splice.sass_encoding import (
     YIELD_OP,
     Field,
     distance_of,
+    for_all,
 )
 from egpu.splice.sass_uniform import (
     ALWAYS,
@@ -64,7 +66,9 @@ def carried(words: tuple[int, ...], arch: int) -> frozenset[int]:
     for index, word in enumerate(words):
         before = known[index]
         if before is not None:
-            found |= _all_reads_and_writes(word)[0] - before
+            guard = _guard(word)
+            reads = _all_reads_and_writes(word)[0]
+            found |= {each for each in reads if not {each, (each, guard)} & before}
     return frozenset(each for each in found if each in varying or each >= _PREDICATES)
 
 
@@ -154,7 +158,8 @@ def _live(words: Sequence[int], arch: int) -> tuple[list[frozenset[int]], list[f
         for at in reversed(range(len(words))):
             word = words[at]
             after: frozenset[int] = frozenset()
-            for to in returned if OPCODE.of(word) in RETURNS else _successors(word, at, arch):
+            back = returned if OPCODE.of(word) in RETURNS else ()
+            for to in (*back, *_successors(word, at, arch)):
                 if 0 <= to < len(words):
                     after |= live[to]
             reads, writes = reads_and_writes(word)
@@ -167,19 +172,27 @@ def _live(words: Sequence[int], arch: int) -> tuple[list[frozenset[int]], list[f
 
 
 def _successors(word: int, at: int, arch: int) -> tuple[int, ...]:
+    """Where lanes go on; a function's way back is not among them."""
     opcode = OPCODE.of(word)
-    whole = GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT
     if opcode in (BRA, CALL):
         to = at + 1 + distance_of(word, arch) // SIZE
-        return (to,) if whole else (to, at + 1)
-    return () if opcode == EXIT and whole else (at + 1,)
+        return (to,) if for_all(word) else (to, at + 1)
+    ends = opcode == EXIT or opcode in RETURNS
+    return () if ends and for_all(word) else (at + 1,)
 
 
-def _written_since(words: Sequence[int], arch: int) -> list[frozenset[int] | None]:
-    """Per instruction, the registers surely written since the lanes last parted or met; None where
-    no lane comes."""
-    known: list[frozenset[int] | None] = [None] * len(words)
-    work: list[tuple[int, frozenset[int]]] = [(0, frozenset())]
+# Predicate: whether it is a uniform one, and its number, with the top bit for "not" in a guard.
+_Predicate = tuple[bool, int]
+# A register or predicate that was written, or was where a guard held.
+_Written = int | tuple[int, _Predicate]
+
+
+def _written_since(words: Sequence[int], arch: int) -> list[frozenset[_Written] | None]:
+    """Per instruction, what was surely written since the lanes last parted or met; None where no
+    lane comes."""
+    known: list[frozenset[_Written] | None] = [None] * len(words)
+    begins = _block_begins(words, arch)
+    work: list[tuple[int, frozenset[_Written]]] = [(0, frozenset())]
     while work:
         index, arriving = work.pop()
         if index >= len(words):
@@ -191,42 +204,70 @@ def _written_since(words: Sequence[int], arch: int) -> list[frozenset[int] | Non
         known[index] = merged
         word = words[index]
         opcode = OPCODE.of(word)
-        after = merged | _all_reads_and_writes(word)[1]
-        whole = GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT
+        parts = opcode in _MEETINGS
         if opcode == BRA:
-            if not whole and not _uniform_guard(words, index):
-                after = frozenset()
-            work.append((index + 1 + distance_of(word, arch) // SIZE, after))
-            if whole:
-                continue
-        elif opcode == EXIT and whole:
-            continue
-        elif opcode in _MEETINGS:
-            after = frozenset()
-            if opcode == CALL:
-                work.append((index + 1 + distance_of(word, arch) // SIZE, after))
-            elif opcode in RETURNS and whole:
-                continue
-        work.append((index + 1, after))
+            parts = not for_all(word) and not _uniform_guard(words, index, begins)
+        after = frozenset() if parts else _with_writes(merged, word)
+        work += [(to, after) for to in _successors(word, index, arch)]
+        if opcode == CALL and for_all(word):
+            work.append((index + 1, after))  # where it comes back
     return known
 
 
-def _uniform_guard(words: Sequence[int], branch: int) -> bool:
+def _with_writes(known: frozenset[_Written], word: int) -> frozenset[_Written]:
+    """What is written behind an instruction.  What it writes under a guard counts for what has the
+    same guard, as long as the predicate is the same."""
+    changed = _predicates_written(word)
+    kept = {each for each in known if isinstance(each, int) or not _is_of(each[1], changed)}
+    writes = _all_reads_and_writes(word)[1]
+    guard = _guard(word)
+    if guard is None:
+        return frozenset(kept | writes)
+    if not _is_of(guard, changed):
+        kept |= {(each, guard) for each in writes}
+    return frozenset(kept)
+
+
+def _guard(word: int) -> _Predicate | None:
+    """What an instruction is guarded by, None if by nothing."""
+    if GUARD.of(word) == PT:
+        return None
+    return GUARD_REGISTER.at in (predicate_fields(word) or ()), GUARD.of(word)
+
+
+def _is_of(guard: _Predicate, predicates: frozenset[_Predicate]) -> bool:
+    return (guard[0], guard[1] & PT) in predicates
+
+
+def _predicates_written(word: int) -> frozenset[_Predicate]:
+    """Predicates that an instruction may write, never fewer than it does."""
+    base = BASE.of(word)
+    if base == _R2P:
+        return frozenset((False, number) for number in range(PT))
+    named = predicate_fields(word) or ()
+    uniform = {Field(at, 3).of(word) for at in named if at in _PREDICATE_RESULTS} - {UPT}
+    fields = () if base in _NO_PREDICATE else _PREDICATE_RESULTS if base in _TWO_RESULTS else (81,)
+    own = {Field(at, 3).of(word) for at in fields} - {PT}
+    return frozenset({(True, each) for each in uniform} | {(False, each) for each in own})
+
+
+def _uniform_guard(words: Sequence[int], branch: int, begins: frozenset[int]) -> bool:
     """Whether a branch's predicate comes from constants and uniform registers alone, as far as the
-    instructions right before it tell."""
-    if SECOND_GUARD.of(words[branch]) != PT:
+    instructions right before it tell, which lanes reach in one way."""
+    if SECOND_GUARD.of(words[branch]) != PT or HAS_UNIFORM.of(words[branch]):
         return False
     wanted = {GUARD_REGISTER.of(words[branch])}
-    for word in reversed(words[:branch]):
-        opcode, base = OPCODE.of(word), BASE.of(word)
-        if opcode in RELATIVE or opcode in (EXIT, BSYNC):
-            return False
-        if PREDICATE_RESULT.of(word) not in wanted or base in _NO_PREDICATE:
+    for at in reversed(range(branch)):
+        word = words[at]
+        if at + 1 in begins:
+            return False  # what comes from elsewhere may have another value
+        results = {number for uniform, number in _predicates_written(word) if not uniform}
+        if not results & wanted:
             continue
-        own = base == _ISETP and SOURCE_A.of(word) == RZ and GUARD.of(word) == PT
+        own = BASE.of(word) == _ISETP and SOURCE_A.of(word) == RZ and GUARD.of(word) == PT
         if not own or (FORM.of(word) == 1 and SOURCE_B.of(word) != RZ):
             return False
-        wanted.remove(PREDICATE_RESULT.of(word))
+        wanted -= results
         wanted |= {PREDICATE_SOURCE.of(word), CARRY_SOURCE.of(word)} - {PT}
         if not wanted:
             return True
@@ -234,7 +275,9 @@ def _uniform_guard(words: Sequence[int], branch: int) -> bool:
 
 
 _MEETINGS = (RELATIVE | {BSYNC, YIELD_OP}) - {BRA, BSSY}
-_ISETP = 0x00C
+_ISETP, _R2P = 0x00C, 0x004
+# FSETP, ISETP, IADD3, PLOP3, DSETP, HSETP2, VIMNMX: they write a second predicate.
+_TWO_RESULTS = frozenset({0x00B, 0x00C, 0x010, 0x01C, 0x02A, 0x034, 0x048})
 # MOV, SEL, IMAD, NOP, S2R, LDC, CS2R and everything uniform: they write no predicate.
 _NO_PREDICATE = frozenset({0x002, 0x007, 0x024, 0x118, 0x119, 0x182, 0x005, *range(0x80, 0xC0)})
 
@@ -278,8 +321,8 @@ def reads_and_writes(word: int) -> tuple[set[int], set[int]]:
 
 
 def _all_reads_and_writes(word: int) -> tuple[set[int], set[int]]:
-    """The same with uniform predicates.  One that is written under a guard may keep its value, so
-    it is not."""
+    """The same with uniform predicates.  One that is written under a guard may keep its value: it
+    is read."""
     reads, writes = reads_and_writes(word)
     for at in predicate_fields(word) or ():
         number = Field(at, 3).of(word)

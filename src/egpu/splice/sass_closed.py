@@ -16,15 +16,13 @@ from egpu.splice.sass_encoding import (
     BSYNC,
     CALL,
     EXIT,
-    GUARD,
     OPCODE,
-    PT,
     RELATIVE,
     RETURNS,
-    SECOND_GUARD,
     SIZE,
     WARPSYNCS,
     distance_of,
+    for_all,
 )
 
 _TURNS = frozenset({BRA, BSSY, CALL, EXIT, *RETURNS, *WARPSYNCS})  # others lead to the next one
@@ -101,8 +99,7 @@ def _walk(code: Code, begins: set[int], within: range, arch: int, resumed: int =
 def _next(index: int, word: int, arch: int) -> list[int]:
     """Where lanes can be after an instruction; a function comes back behind its call."""
     opcode = OPCODE.of(word)
-    whole = GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT
-    found = [] if whole and opcode in (BRA, EXIT, *RETURNS) else [index + 1]
+    found = [] if for_all(word) and opcode in (BRA, EXIT, *RETURNS) else [index + 1]
     if opcode in (BRA, BSSY, CALL) or (opcode in WARPSYNCS and arch >= _WARPSYNC_PLACES):
         found.append(_place(index, word, arch))
     return found

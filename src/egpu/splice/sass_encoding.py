@@ -241,6 +241,13 @@ def loads_stack_pointer(word: int) -> bool:
     return OPCODE.of(word) == LDC and DESTINATION.of(word) == STACK_POINTER and untracked
 
 
+def for_all(word: int) -> bool:
+    """Whether all lanes go where a BRA, CALL, RET or EXIT leads: it has no predicate, and does not
+    ask whether lanes are together (BRA.DIV, BRA.CONV)."""
+    asks = OPCODE.of(word) == BRA and HAS_UNIFORM.of(word)
+    return GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT and not asks
+
+
 def is_store(word: int) -> bool:
     """Whether an instruction reads its sources late."""
     return BASE.of(word) in LATE_READERS

@@ -175,7 +175,8 @@ def _arithmetic(word: int) -> _Found:
     for field, count in register_sources(word):
         reads |= _registers(field.of(word), count)
     if form in (_UNIFORM_B, _UNIFORM_C):
-        reads |= _uniform(SOURCE_B.of(word))
+        pair = form == _UNIFORM_C and base in _WIDE  # what a wide product is added to
+        reads |= _uniform(SOURCE_B.of(word), 2 if pair else 1)
     writes = _registers(DESTINATION.of(word), width) if base != _ISETP else set()
     for bases, field, into in (
         (_READS_PREDICATE, PREDICATE_SOURCE, reads),
