@@ -120,6 +120,7 @@ LATE_READERS = frozenset({
     0x193, 0x194, 0x195, 0x196, 0x19F, 0x1A0,  # SUATOM, SURED
     0x1BD, 0x1BE,                              # STAS, REDAS
 })
+LOADS = frozenset({0x180, 0x181, 0x183, 0x184})  # LD, LDG, LDL, LDS, by base opcode
 SETMAXREG = 0x9C8  # setmaxnreg: registers at bit 32
 # fmt: on
 

@@ -16,15 +16,18 @@ from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     ALL_SCOREBOARDS,
     BASE,
+    DESTINATION,
     GUARD,
     LATE_READERS,
     LDC,
+    LOADS,
     MEETINGS,
     NO_SCOREBOARD,
     NOP,
     OPCODE,
     PT,
     READ_SCOREBOARD,
+    RZ,
     SECOND_GUARD,
     STALL,
     WAIT,
@@ -51,7 +54,7 @@ class Rule(enum.Enum):
     )
     LANDED_LOADS = (
         "loads may be in flight where lanes leave or a probe ends: what follows first waits on all "
-        "six scoreboards"
+        "six scoreboards; a volatile load whose result nothing needs has none, and gets one"
     )
     REGISTER_MARGIN = (
         "the hardware needs a register count of the highest register plus three, or the "
@@ -89,13 +92,27 @@ class Rule(enum.Enum):
 
 
 EVERY_RULE = frozenset(Rule)
-_LATE_READ_SCOREBOARD = 5
+_OWN_SCOREBOARD = 5
+_LOADS = np.isin(np.arange(1 << BASE.width), sorted(LOADS))
 _READS_LATE = np.isin(np.arange(1 << BASE.width), sorted(LATE_READERS))  # by base opcode
 _VISIBLE_AFTER = 2
 
 
-def with_late_reads(code: Code, rules: frozenset[Rule]) -> Code:
-    """A kernel's code; every store has a scoreboard that tells when its sources were read."""
+def with_scoreboards(code: Code, rules: frozenset[Rule]) -> Code:
+    """A kernel's code; every store has a scoreboard that tells when its sources were read, and
+    every load one that tells when its result is there."""
+    return _with_late_reads(_with_landed_loads(code, rules), rules)
+
+
+def _with_landed_loads(code: Code, rules: frozenset[Rule]) -> Code:
+    loads = np.flatnonzero(_LOADS[code.field(BASE)])
+    lower, upper = code.halves(loads)
+    free = _of_upper(WRITE_SCOREBOARD, upper) == NO_SCOREBOARD
+    free &= lower >> np.uint64(DESTINATION.at) & np.uint64(0xFF) != RZ
+    return code.with_words({at: _tracked(code[at], rules) for at in loads[free].tolist()})
+
+
+def _with_late_reads(code: Code, rules: frozenset[Rule]) -> Code:
     if Rule.LATE_READS not in rules:
         return code
     late = np.flatnonzero(_READS_LATE[code.field(BASE)])
@@ -106,7 +123,7 @@ def with_late_reads(code: Code, rules: frozenset[Rule]) -> Code:
     if not free.any():
         return code
     late, upper = late[free], upper[free]
-    upper = _set_upper(READ_SCOREBOARD, upper, _LATE_READ_SCOREBOARD)
+    upper = _set_upper(READ_SCOREBOARD, upper, _OWN_SCOREBOARD)
     if Rule.VISIBLE_SCOREBOARD in rules:
         early = _of_upper(STALL, upper) < _VISIBLE_AFTER
         upper[early] = _set_upper(STALL, upper[early], _VISIBLE_AFTER)
@@ -129,17 +146,23 @@ def _set_upper(field: Field, upper: NDArray[np.uint64], value: int) -> NDArray[n
 @functools.lru_cache(maxsize=256)
 def tracked(words: tuple[int, ...], rules: frozenset[Rule]) -> tuple[int, ...]:
     """The same of a probe's code."""
-    return tuple(_tracked(word, rules) if is_store(word) else word for word in words)
+    return tuple(_tracked(word, rules) for word in words)
 
 
 def _tracked(word: int, rules: frozenset[Rule]) -> int:
-    free = READ_SCOREBOARD.of(word) == NO_SCOREBOARD and WRITE_SCOREBOARD.of(word) == NO_SCOREBOARD
-    if not free or Rule.LATE_READS not in rules:
+    if WRITE_SCOREBOARD.of(word) != NO_SCOREBOARD:
         return word
-    word = READ_SCOREBOARD.set(word, _LATE_READ_SCOREBOARD)
-    if Rule.VISIBLE_SCOREBOARD in rules and STALL.of(word) < _VISIBLE_AFTER:
-        word = STALL.set(word, _VISIBLE_AFTER)
+    if BASE.of(word) in LOADS and DESTINATION.of(word) != RZ and Rule.LANDED_LOADS in rules:
+        return _visible(WRITE_SCOREBOARD.set(word, _OWN_SCOREBOARD), rules)
+    reads = is_store(word) and READ_SCOREBOARD.of(word) == NO_SCOREBOARD
+    if reads and Rule.LATE_READS in rules:
+        return _visible(READ_SCOREBOARD.set(word, _OWN_SCOREBOARD), rules)
     return word
+
+
+def _visible(word: int, rules: frozenset[Rule]) -> int:
+    early = Rule.VISIBLE_SCOREBOARD in rules and STALL.of(word) < _VISIBLE_AFTER
+    return STALL.set(word, _VISIBLE_AFTER) if early else word
 
 
 def without_late_stack_pointer(code: Code, rules: frozenset[Rule]) -> Code:

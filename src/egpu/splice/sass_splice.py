@@ -48,7 +48,7 @@ from egpu.splice.sass_rules import (
     nothing,
     register_count,
     tracked,
-    with_late_reads,
+    with_scoreboards,
     without_late_stack_pointer,
     without_meetings,
 )
@@ -99,7 +99,7 @@ class Splice:
         changed: dict[int, int] = {}
         code = self._code
         if self._blocks.exit:
-            code = with_late_reads(code, self._rules)
+            code = with_scoreboards(code, self._rules)
             if self._blocks.exit.frame:
                 code = without_late_stack_pointer(code, self._rules)
             changed |= self._redirect_exits(code, self._blocks.exit)
@@ -113,7 +113,7 @@ class Splice:
         block = self._blocks.exit
         if block is None:
             return code
-        code = with_late_reads(code, self._rules)
+        code = with_scoreboards(code, self._rules)
         changed = self._redirect_exits(code, block)
         return self._checked(_extended(code, changed, self._leaving(block)), code)
 

@@ -24,6 +24,7 @@ from egpu.splice.sass_choice import assembled
 from egpu.splice.sass_encoding import (
     ALL_SCOREBOARDS,
     BARRIER,
+    BASE,
     BRA,
     BREAK,
     BSSY,
@@ -32,9 +33,11 @@ from egpu.splice.sass_encoding import (
     DESTINATION,
     GUARD,
     LDC,
+    LOADS,
     NO_SCOREBOARD,
     OPCODE,
     READ_SCOREBOARD,
+    RZ,
     SECOND_GUARD,
     SIZE,
     STACK_POINTER,
@@ -295,6 +298,59 @@ def test_second_predicate(arch):
         (count(EXIT),),
         arch=arch,
         original=doubled,
+    )
+
+
+# Loads that ptxas may not leave out, although nothing needs what they load.
+UNUSED = """
+.reg .b32 %v<4>; .reg .b64 %at<2>;
+{at}
+ld.volatile.global.b32 %v1, [%at1];
+ld.volatile.b32 %v2, [%at1+4];
+"""
+
+
+def landing(words):
+    """Loads that nothing tells the end of."""
+    return [
+        word
+        for word in words
+        if BASE.of(word) in LOADS
+        and DESTINATION.of(word) != RZ
+        and WRITE_SCOREBOARD.of(word) == NO_SCOREBOARD
+    ]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_landed_loads_that_nothing_needs(arch):
+    """The kernel's would land in the exit probe."""
+    head = f".version 8.0\n.target sm_{arch}\n.address_size 64\n.visible .entry k(.param .u64 a)"
+    text = f"{head}\n{{{UNUSED.format(at='ld.param.b64 %at1, [a];')}\nret;\n}}\n"
+    original = assemble(text, f"sm_{arch}")
+    assert len(landing(text_of(original, "k"))) == 2
+    with_and_without(
+        Rule.LANDED_LOADS,
+        lambda spliced: landing(spliced.after[: spliced.size]),
+        "",
+        "k",
+        (count(EXIT),),
+        arch=arch,
+        original=original,
+    )
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_landed_loads_of_an_entry_probe_that_nothing_needs(arch):
+    """They would land in the kernel, behind what waits for all that has a scoreboard."""
+    text = UNUSED.format(at="mov.b64 %at1, __egpu_launch_0;")
+    probe = code(text, Relocation(RelocKind.LAUNCH, 0))
+    with_and_without(
+        Rule.LANDED_LOADS,
+        lambda spliced: landing(spliced.after[spliced.size :]),
+        "plain",
+        "vector_add",
+        (probe,),
+        arch=arch,
     )
 
 
