@@ -20,7 +20,6 @@ from egpu.splice.sass_encoding import (
     HAS_UNIFORM,
     LDS,
     OPCODE,
-    PREDICATE_RESULT,
     PREDICATE_SOURCE,
     PT,
     RELATIVE,
@@ -40,6 +39,13 @@ from egpu.splice.sass_encoding import (
     Field,
     distance_of,
     for_all,
+)
+from egpu.splice.sass_predicates import (
+    PREDICATE_RESULTS,
+    Predicate,
+    guard_of,
+    is_of,
+    predicates_written,
 )
 from egpu.splice.sass_uniform import (
     ALWAYS,
@@ -66,7 +72,7 @@ def carried(words: tuple[int, ...], arch: int) -> frozenset[int]:
     for index, word in enumerate(words):
         before = known[index]
         if before is not None:
-            guard = _guard(word)
+            guard = guard_of(word)
             reads = _all_reads_and_writes(word)[0]
             found |= {each for each in reads if not {each, (each, guard)} & before}
     return frozenset(each for each in found if each in varying or each >= _PREDICATES)
@@ -181,10 +187,8 @@ def _successors(word: int, at: int, arch: int) -> tuple[int, ...]:
     return () if ends and for_all(word) else (at + 1,)
 
 
-# Predicate: whether it is a uniform one, and its number, with the top bit for "not" in a guard.
-_Predicate = tuple[bool, int]
 # A register or predicate that was written, or was where a guard held.
-_Written = int | tuple[int, _Predicate]
+_Written = int | tuple[int, Predicate]
 
 
 def _written_since(words: Sequence[int], arch: int) -> list[frozenset[_Written] | None]:
@@ -217,38 +221,15 @@ def _written_since(words: Sequence[int], arch: int) -> list[frozenset[_Written] 
 def _with_writes(known: frozenset[_Written], word: int) -> frozenset[_Written]:
     """What is written behind an instruction.  What it writes under a guard counts for what has the
     same guard, as long as the predicate is the same."""
-    changed = _predicates_written(word)
-    kept = {each for each in known if isinstance(each, int) or not _is_of(each[1], changed)}
+    changed = predicates_written(word)
+    kept = {each for each in known if isinstance(each, int) or not is_of(each[1], changed)}
     writes = _all_reads_and_writes(word)[1]
-    guard = _guard(word)
+    guard = guard_of(word)
     if guard is None:
         return frozenset(kept | writes)
-    if not _is_of(guard, changed):
+    if not is_of(guard, changed):
         kept |= {(each, guard) for each in writes}
     return frozenset(kept)
-
-
-def _guard(word: int) -> _Predicate | None:
-    """What an instruction is guarded by, None if by nothing."""
-    if GUARD.of(word) == PT:
-        return None
-    return GUARD_REGISTER.at in (predicate_fields(word) or ()), GUARD.of(word)
-
-
-def _is_of(guard: _Predicate, predicates: frozenset[_Predicate]) -> bool:
-    return (guard[0], guard[1] & PT) in predicates
-
-
-def _predicates_written(word: int) -> frozenset[_Predicate]:
-    """Predicates that an instruction may write, never fewer than it does."""
-    base = BASE.of(word)
-    if base == _R2P:
-        return frozenset((False, number) for number in range(PT))
-    named = predicate_fields(word) or ()
-    uniform = {Field(at, 3).of(word) for at in named if at in _PREDICATE_RESULTS} - {UPT}
-    fields = () if base in _NO_PREDICATE else _PREDICATE_RESULTS if base in _TWO_RESULTS else (81,)
-    own = {Field(at, 3).of(word) for at in fields} - {PT}
-    return frozenset({(True, each) for each in uniform} | {(False, each) for each in own})
 
 
 def _uniform_guard(words: Sequence[int], branch: int, begins: frozenset[int]) -> bool:
@@ -261,7 +242,7 @@ def _uniform_guard(words: Sequence[int], branch: int, begins: frozenset[int]) ->
         word = words[at]
         if at + 1 in begins:
             return False  # what comes from elsewhere may have another value
-        results = {number for uniform, number in _predicates_written(word) if not uniform}
+        results = {number for uniform, number in predicates_written(word) if not uniform}
         if not results & wanted:
             continue
         own = BASE.of(word) == _ISETP and SOURCE_A.of(word) == RZ and GUARD.of(word) == PT
@@ -275,11 +256,7 @@ def _uniform_guard(words: Sequence[int], branch: int, begins: frozenset[int]) ->
 
 
 _MEETINGS = (RELATIVE | {BSYNC, YIELD_OP}) - {BRA, BSSY}
-_ISETP, _R2P = 0x00C, 0x004
-# FSETP, ISETP, IADD3, PLOP3, DSETP, HSETP2, VIMNMX: they write a second predicate.
-_TWO_RESULTS = frozenset({0x00B, 0x00C, 0x010, 0x01C, 0x02A, 0x034, 0x048})
-# MOV, SEL, IMAD, NOP, S2R, LDC, CS2R and everything uniform: they write no predicate.
-_NO_PREDICATE = frozenset({0x002, 0x007, 0x024, 0x118, 0x119, 0x182, 0x005, *range(0x80, 0xC0)})
+_ISETP = 0x00C
 
 
 def _varying(words: Sequence[int]) -> set[int]:
@@ -328,13 +305,12 @@ def _all_reads_and_writes(word: int) -> tuple[set[int], set[int]]:
         number = Field(at, 3).of(word)
         if number == UPT:
             continue
-        written = at in _PREDICATE_RESULTS and GUARD.of(word) == PT
+        written = at in PREDICATE_RESULTS and GUARD.of(word) == PT
         (writes if written else reads).add(_PREDICATES + number)
     return reads, writes
 
 
 _PREDICATES = 64  # behind the registers
-_PREDICATE_RESULTS = (81, 84)
 _DESTINATION = 16
 _UIADD3_64 = 0x297
 _NO_DESTINATION = (0x28C, 0x88C)

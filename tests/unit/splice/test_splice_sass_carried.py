@@ -1,12 +1,15 @@
 """Which uniform values of an exit probe count as spoilt, by hand-made code."""
 
 import pytest
-from sass_corpus import needs_tools
+from sass_corpus import ARCHS, needs_tools
 from sass_text import disassemble
+from sass_text import operands as named
+from test_splice_sass_encoding import instructions
 
 from egpu.splice.sass_carried import carried
 from egpu.splice.sass_encoding import EXIT, GUARD, branch, bytes_of, instruction
 from egpu.splice.sass_operands import Kind, operands
+from egpu.splice.sass_predicates import predicates_written
 
 pytestmark = needs_tools
 
@@ -97,3 +100,18 @@ def test_a_branch_that_asks_whether_lanes_are_together_has_another_way():
 def test_a_wide_product_reads_a_pair_of_uniform_registers():
     uniform = {number for kind, number in operands(WIDE).reads if kind is Kind.UNIFORM}
     assert uniform == {6, 7}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_predicates_that_the_disassembler_names_as_written_are(arch):
+    seen = set()
+    for line in instructions(arch):
+        try:
+            writes = named(line.text).writes
+        except AssertionError:
+            continue  # an instruction that no probe has
+        found = {("U" if uniform else "") + f"P{n}" for uniform, n in predicates_written(line.word)}
+        wanted = {name for name in writes if name.lstrip("U")[0] == "P"}
+        assert wanted <= found, line
+        seen |= {line.name.split(".")[0] for _ in wanted}
+    assert {"ISETP", "IADD3", "LOP3", "PLOP3", "UISETP", "UIADD3"} <= seen
