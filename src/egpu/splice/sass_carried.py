@@ -98,9 +98,14 @@ def localised(words: tuple[int, ...], arch: int) -> tuple[int, ...]:
             other[pair] = free.pop(0)
         for at in range(first, last + 1):
             found[at] = _with_pair(found[at], pair, other[pair])
-    if _live(found, arch)[0][0] != live[0]:
-        raise InternalError("a uniform value that was given another register on some ways only")
+    _check_same(live[0], _live(found, arch)[0][0])
     return tuple(found)
+
+
+def _check_same(needed: frozenset[int], now: frozenset[int]) -> None:
+    """What code needs and has not written stays the same when values get other registers."""
+    if now != needed:
+        raise InternalError("a uniform value that was given another register on some ways only")
 
 
 def _named(word: int) -> set[int]:

@@ -121,6 +121,12 @@ LATE_READERS = frozenset({
     0x1BD, 0x1BE,                              # STAS, REDAS
 })
 LOADS = frozenset({0x180, 0x181, 0x183, 0x184})  # LD, LDG, LDL, LDS, by base opcode
+# Those and what else takes as long as it takes, by base opcode.
+SLOW = LOADS | {
+    0x100, 0x101, 0x105, 0x106, 0x108, 0x109, 0x110,  # FLO, BREV, F2I, I2F, MUFU, POPC, F2F
+    0x111, 0x112, 0x119, 0x182, 0x189, 0x1A1,         # F2I.64, I2F.64, S2R, LDC, SHFL, MATCH
+    0x1C3, 0x1C4,                                     # S2UR, REDUX
+}
 SETMAXREG = 0x9C8  # setmaxnreg: registers at bit 32
 # fmt: on
 

@@ -29,6 +29,7 @@ from egpu.splice.sass_encoding import (
     READ_SCOREBOARD,
     RZ,
     SECOND_GUARD,
+    SLOW,
     STALL,
     WAIT,
     WRITE_SCOREBOARD,
@@ -54,7 +55,8 @@ class Rule(enum.Enum):
     )
     LANDED_LOADS = (
         "loads may be in flight where lanes leave or a probe ends: what follows first waits on all "
-        "six scoreboards; a volatile load whose result nothing needs has none, and gets one"
+        "six scoreboards; a volatile load whose result nothing needs has none, and gets one; so do "
+        "those that the assembler knows to have landed when a load that is taken out has"
     )
     REGISTER_MARGIN = (
         "the hardware needs a register count of the highest register plus three, or the "
@@ -158,6 +160,24 @@ def _tracked(word: int, rules: frozenset[Rule]) -> int:
     if reads and Rule.LATE_READS in rules:
         return _visible(READ_SCOREBOARD.set(word, _OWN_SCOREBOARD), rules)
     return word
+
+
+def settled(words: Sequence[int], rules: frozenset[Rule]) -> list[int]:
+    """A probe's code whose loads from shared memory will be something else: whatever the assembler
+    gives no scoreboard gets one.
+
+    What is under way comes to an end in its order: where a load from shared memory is waited for,
+    or overwrites what a reduction reads, the assembler takes all before it for done.
+    """
+    return [
+        _visible(WRITE_SCOREBOARD.set(word, _OWN_SCOREBOARD), rules)
+        if BASE.of(word) in SLOW
+        and WRITE_SCOREBOARD.of(word) == NO_SCOREBOARD
+        and not loads_stack_pointer(word)
+        and Rule.LANDED_LOADS in rules
+        else _tracked(word, rules)
+        for word in words
+    ]
 
 
 def _visible(word: int, rules: frozenset[Rule]) -> int:

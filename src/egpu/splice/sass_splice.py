@@ -47,6 +47,7 @@ from egpu.splice.sass_rules import (
     jump_for_exit,
     nothing,
     register_count,
+    settled,
     tracked,
     with_scoreboards,
     without_late_stack_pointer,
@@ -142,16 +143,21 @@ class Splice:
             code_of_probe = tuple(probe)
             probe = list(renamed(code_of_probe, free_numbers(code_of_probe, self._around)))
         probe = [nothing(word) if joins(word) else word for word in probe]
-        for index, kind, half in start_reads(probe):
+        starts = start_reads(probe)
+        if starts:
+            probe = settled(probe, self._rules)
+        for index, kind, half in starts:
             word = probe[index]
             source = self._starts[kind] + half
-            probe[index] = copy_register(
+            copied = copy_register(
                 DESTINATION.of(word),
                 source,
                 guard=GUARD.of(word),
                 wait=WAIT.of(word),
                 stall=STALL.of(word),
             )
+            # The load came after all before it, too.
+            probe[index] = after_everything(copied, self._rules)
         probe[block.start] = after_everything(probe[block.start], self._rules)
         return self._blocks.in_place(probe)
 

@@ -14,24 +14,26 @@ from sass_corpus import NVDISASM
 SIZE = 16
 
 # By the first part of the name.  Everything else fails: what is not known is not judged.
-_NOTHING_WRITTEN = frozenset(
-    "ST STG STL STS RED REDG MEMBAR ERRBAR CGAERRBAR CCTL BAR NOP BRA EXIT BSSY BSYNC BREAK YIELD "
-    "WARPSYNC RET CALL NANOSLEEP ENDCOLLECTIVE DEPBAR LDGDEPBAR".split()
-)
-_TWO_PREDICATES = frozenset("ISETP UISETP PLOP3 FSETP".split())
-_VOTES = frozenset("VOTE VOTEU".split())
-_ONE_RESULT = frozenset(
-    # Predicates before the result, or right behind it, are written, too.
-    "ATOM ATOMG CS2R ELECT F2I FADD FLO FFMA FMUL HFMA2 I2F I2FP IABS IADD3 IMAD IMNMX LD LDC LDG "
-    "LDL LDS LEA LOP3 MATCH MOV MUFU POPC PRMT R2UR REDUX S2R S2UR SEL SGXT SHF SHFL UFLO UIADD3 "
-    "UIMAD ULDC ULEA ULOP3 UMOV UPOPC UPRMT USEL USHF VIADD VIMNMX BREV BMSK UBREV USGXT".split()
-)
-# Results and sources of variable latency.
-_SLOW = frozenset(
-    "ATOM ATOMG F2I FLO I2F LD LDC LDG LDL LDS MATCH MUFU POPC R2UR REDUX S2R S2UR SHFL BREV ST "
-    "STG STL STS RED REDG".split()
-)
-_LATE = frozenset("ATOM ATOMG LD LDG LDL LDS RED REDG ST STG STL STS".split())
+WRITES_NOTHING = """
+ST STG STL STS RED REDG MEMBAR ERRBAR CGAERRBAR CCTL BAR NOP BRA EXIT BSSY BSYNC BREAK YIELD
+WARPSYNC RET CALL NANOSLEEP ENDCOLLECTIVE DEPBAR LDGDEPBAR
+"""
+WRITES_TWO_PREDICATES = "ISETP UISETP PLOP3 FSETP"
+VOTES = "VOTE VOTEU"
+# Predicates before the result, or right behind it, are written, too.
+WRITES_ONE_RESULT = """
+ATOM ATOMG CS2R ELECT F2I FADD FLO FFMA FMUL HFMA2 I2F I2FP IABS IADD3 IMAD IMNMX LD LDC LDG LDL
+LDS LEA LOP3 MATCH MOV MUFU POPC PRMT R2UR REDUX S2R S2UR SEL SGXT SHF SHFL UFLO UIADD3 UIMAD ULDC
+ULEA ULOP3 UMOV UPOPC UPRMT USEL USHF VIADD VIMNMX BREV BMSK UBREV USGXT
+"""
+# What takes as long as it takes, and what reads its sources after it was issued.
+SLOW = """
+ATOM ATOMG BREV F2F F2I FLO I2F LD LDC LDG LDL LDS MATCH MUFU POPC REDUX S2R S2UR SHFL
+"""
+LATE = "ATOM ATOMG RED REDG ST STG STL STS"
+_NOTHING_WRITTEN, _TWO_PREDICATES = WRITES_NOTHING.split(), WRITES_TWO_PREDICATES.split()
+_VOTES, _ONE_RESULT = VOTES.split(), WRITES_ONE_RESULT.split()
+_SLOW, _LATE = SLOW.split(), LATE.split()
 _NAME = re.compile(r"(?<![\w.])(UR|UP|R|P)(\d+|Z|T)(?![\w])(\.64)?")
 _LANES = re.compile(r"^(U?P)(\d|T)$")
 
@@ -39,7 +41,7 @@ _LANES = re.compile(r"^(U?P)(\d|T)$")
 @dataclass(frozen=True)
 class Operands:
     """Names of registers and predicates.  ``guard``: such a name, "!" before it if negated, "" for
-    none; ``same``: whether all that is read is the same for all lanes."""
+    none; ``slow``: the result comes when it comes; ``late``: so are the sources read."""
 
     name: str
     guard: str
@@ -48,7 +50,6 @@ class Operands:
     writes: frozenset[str]
     slow: bool
     late: bool
-    same: bool
 
 
 @functools.cache
@@ -88,7 +89,6 @@ def operands(text):
         frozenset(writes),
         kind in _SLOW,
         kind in _LATE,
-        not any(each[0] in "RP" for each in reads) and kind != "S2R",
     )
 
 

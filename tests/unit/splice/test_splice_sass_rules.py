@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sass_text
 from sass_corpus import ARCHS, assemble, cubin, disassembled, needs_tools
 from splice_probes import COUNT_RELOCATIONS, ENTRY, EVERYTHING, EXIT, LAYOUT, code, count, value
+from test_splice_sass_encoding import instructions
 
 from egpu import tools
 from egpu.bpf.object import read_object
@@ -34,12 +36,15 @@ from egpu.splice.sass_encoding import (
     GUARD,
     LDC,
     LOADS,
+    MOV,
     NO_SCOREBOARD,
     OPCODE,
     READ_SCOREBOARD,
     RZ,
     SECOND_GUARD,
     SIZE,
+    SLOW,
+    SOURCE_B,
     STACK_POINTER,
     STALL,
     UNIFORM_REGISTERS,
@@ -56,7 +61,7 @@ from egpu.splice.sass_encoding import (
 from egpu.splice.sass_encoding import EXIT as EXIT_OPCODE
 from egpu.splice.sass_probe import ProbeSetting, assemble_probes
 from egpu.splice.sass_ptx import Apart, Manner
-from egpu.splice.sass_rules import EVERY_RULE, Rule, without_meetings
+from egpu.splice.sass_rules import EVERY_RULE, Rule, settled, without_meetings
 from egpu.splice.sass_uniform import Usage, free_numbers, renamed, usage, usage_exact
 from egpu.verifier import verify
 
@@ -352,6 +357,68 @@ def test_landed_loads_of_an_entry_probe_that_nothing_needs(arch):
         (probe,),
         arch=arch,
     )
+
+
+# A reduction whose registers are free for what comes behind it, as ptxas knows.
+REDUCED = """
+.reg .b64 %at<2>, %r<4>; .reg .b32 %lane; .reg .pred %others;
+mov.b64 %at1, __egpu_launch_0;
+mov.u32 %lane, %laneid;
+setp.gt.u32 %others, %lane, 7;
+red.relaxed.gpu.global.add.u64 [%at1], 1;
+@%others bra $done;
+mov.b64 %r1, __egpu_start_time;
+mov.b64 %r2, %globaltimer;
+sub.s64 %r3, %r2, %r1;
+red.relaxed.gpu.global.add.u64 [%at1+8], %r3;
+$done:
+"""
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_a_load_that_is_taken_out_came_after_is_waited_for(arch):
+    """The load that stands for the saved start comes behind what was begun before it.  The copy in
+    its place does not, unless it waits."""
+
+    def early(spliced):
+        block = spliced.exit_block
+        copies = [
+            at
+            for at, word in enumerate(block)
+            if OPCODE.of(word) == MOV and SOURCE_B.of(word) >= spliced.result.registers - 4
+        ]
+        assert len(copies) == 2
+        assert any(is_store(word) for word in block[: copies[0]])
+        return [at for at in copies if WAIT.of(block[at]) != ALL_SCOREBOARDS]
+
+    relocations = (Relocation(RelocKind.LAUNCH, 0), Relocation(RelocKind.START_TIME, 0))
+    probe = code(REDUCED, *relocations, kind=EXIT)
+    with_and_without(Rule.LANDED_LOADS, early, "plain", "vector_add", (probe,), arch=arch)
+
+
+def test_what_the_assembler_gives_no_scoreboard_gets_one_where_loads_are_taken_out():
+    """A reduction whose sources the load overwrites, a special register that landed before it."""
+    reduces = 0x00000004_0200798E | 0x000FE200_0C10E500 << 64
+    reads = 0x00000000_00007919 | 0x000FE200_00002100 << 64
+    assert is_store(reduces)
+    assert {READ_SCOREBOARD.of(reduces), WRITE_SCOREBOARD.of(reads)} == {NO_SCOREBOARD}
+    reduced, read = settled([reduces, reads], EVERY_RULE)
+    assert (READ_SCOREBOARD.of(reduced), WRITE_SCOREBOARD.of(read)) == (5, 5)
+    assert min(STALL.of(reduced), STALL.of(read)) >= 2
+    assert settled([reduces, reads], EVERY_RULE - {Rule.LATE_READS}) == [reduces, read]
+    assert settled([reduces, reads], EVERY_RULE - {Rule.LANDED_LOADS}) == [reduced, reads]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_takes_as_long_as_it_takes(arch):
+    """The table names what the disassembler shows under these names, and nothing else."""
+    names = {}
+    for line in instructions(arch):
+        names.setdefault(BASE.of(line.word), set()).add(line.name.split(".")[0])
+    slow = set(sass_text.SLOW.split()) - {"ATOM", "ATOMG"}
+    for base, found in names.items():
+        assert found <= slow if base in SLOW else not found & slow, found
+    assert len(names.keys() & SLOW) > 8
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -224,7 +224,7 @@ def test_the_hardware_does_not_choose_who_reads_its_own_index():
     assert not elects(text.replace("setp.eq", "setp.ne"))
 
 
-# A value that differs for the lanes that went around one reduction, or the address, added behind it.
+# A value that differs for the lanes that went around one reduction is added behind it, or is not.
 BEHIND = """
 .reg .pred %p<3>; .reg .b32 %r<8>; .reg .b64 %a<4>;
 ld.param.u64 %a1, [a];
