@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from egpu.errors import InternalError
 from egpu.splice.sass_encoding import (
@@ -285,21 +285,32 @@ _WITHOUT_CONTROL = (1 << STALL.at) - 1
 
 def reads_and_writes(word: int) -> tuple[set[int], set[int]]:
     """Uniform registers that an instruction of the tables reads and writes."""
-    opcode = OPCODE.of(word)
     reads: set[int] = set()
     writes: set[int] = set()
+    for first, pair, written in _values(word):
+        (writes if written else reads).update((first, first + 1) if pair else (first,))
+    return reads, writes
+
+
+def pairs_named(words: Sequence[int]) -> frozenset[int]:
+    """The first of each two uniform registers that an instruction of a probe names as a pair."""
+    return frozenset(first for word in words for first, pair, _ in _values(word) if pair)
+
+
+def _values(word: int) -> Iterator[tuple[int, bool, bool]]:
+    """(uniform register, whether the next belongs to it, whether it is written)."""
+    opcode = OPCODE.of(word)
     for at in register_fields(word) or ():
         first = Field(at, REGISTER).of(word)
         if first == URZ:
             continue
         if at == _DESTINATION and opcode in ALWAYS and opcode not in _NO_DESTINATION:
-            writes |= {first, first + 1} if opcode in _WIDE and _is_wide(word) else {first}
+            yield first, opcode in _WIDE and _is_wide(word), True
         elif opcode in SOMETIMES and opcode not in (BRA, LDS):
-            reads |= {first, first + 1}  # a memory descriptor
+            yield first, True, False  # a memory descriptor
         else:
             wide = (opcode in _WIDE_SOURCE and at == _OPERAND_C) or opcode in _WIDE_SOURCES
-            reads |= {first, first + 1} if wide else {first}
-    return reads, writes
+            yield first, wide, False
 
 
 def _all_reads_and_writes(word: int) -> tuple[set[int], set[int]]:

@@ -12,6 +12,7 @@ from egpu.image.cubin_kernel import Kernel
 from egpu.splice.occupancy import free_registers
 from egpu.splice.sass_carried import carried, localised
 from egpu.splice.sass_encoding import COLLECTIVES, EXIT, OPCODE
+from egpu.splice.sass_numbers import free_numbers
 from egpu.splice.sass_probe import (
     ProbeBlocks,
     ProbeSetting,
@@ -19,7 +20,7 @@ from egpu.splice.sass_probe import (
 )
 from egpu.splice.sass_ptx import Apart, Manner
 from egpu.splice.sass_rules import EVERY_RULE, Rule, register_count, without_meetings
-from egpu.splice.sass_uniform import Usage, free_numbers
+from egpu.splice.sass_uniform import Usage
 
 
 def assembled(

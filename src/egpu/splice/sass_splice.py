@@ -35,6 +35,7 @@ from egpu.splice.sass_encoding import (
 from egpu.splice.sass_encoding import EXIT as EXIT_OPCODE
 from egpu.splice.sass_kernel import lowest_register_limit
 from egpu.splice.sass_meeting import between_barriers
+from egpu.splice.sass_numbers import free_numbers, renamed
 from egpu.splice.sass_probe import (
     ProbeBlock,
     ProbeBlocks,
@@ -53,7 +54,7 @@ from egpu.splice.sass_rules import (
     without_late_stack_pointer,
     without_meetings,
 )
-from egpu.splice.sass_uniform import Usage, free_numbers, renamed
+from egpu.splice.sass_uniform import Usage
 
 _CODE_ALIGNMENT = 128
 _CACHE_LINE = 128 // SIZE  # instructions

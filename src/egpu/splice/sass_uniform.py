@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from egpu.errors import InternalError, UnsupportedError
+from egpu.errors import UnsupportedError
 from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     BARRIER,
@@ -48,7 +48,6 @@ from egpu.splice.sass_encoding import (
     UMOV_IMMEDIATE,
     UNIFORM_PREDICATES,
     UNIFORM_REGISTERS,
-    UPT,
     URZ,
     VOTEU,
     Field,
@@ -142,6 +141,7 @@ _ALL_FIELDS = (16, 24, 32, 64)
 _ALL_PREDICATES = (24, 68, 77, 81, 84, 87)
 # fmt: on
 _PAIR = 1  # a field can name the first of two registers
+_EVEN = sum(1 << number for number in range(0, 1 << REGISTER, 2))
 _UNKNOWN_SPAN = 15  # ... of more, in an instruction that is not in the tables
 
 
@@ -238,8 +238,11 @@ def _numbers_named(
 
 
 def _spread(numbers: int, span: int) -> int:
-    """Bits of numbers, and of ``span`` more behind each, but for URZ, which is none."""
+    """Bits of numbers, and of ``span`` more behind each, but for URZ, which is none; a pair begins
+    at an even number."""
     numbers &= ~(1 << URZ)
+    if span == _PAIR:
+        return numbers | (numbers & _EVEN) << 1
     for _ in range(span):
         numbers |= numbers << 1
     return numbers
@@ -349,53 +352,6 @@ def _named_by(kind: int) -> tuple[tuple[_What, int, int], ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Renaming:
-    """(number, new number) of a probe's uniform registers, predicates and barriers."""
-
-    registers: tuple[tuple[int, int], ...]
-    predicates: tuple[tuple[int, int], ...]
-    barriers: tuple[tuple[int, int], ...]
-
-
-@functools.lru_cache(maxsize=256)
-def free_numbers(probe: tuple[int, ...], kernel: Usage) -> Renaming:
-    """Numbers for ``probe`` that ``kernel`` does not use; UnsupportedError when there are none.
-
-    No instruction of a probe names more than a pair of uniform registers, so pairs stay together.
-    """
-    own, named = usage_exact(probe)
-    wanted = sorted({each // 2 for each in named})  # a pair begins at an even number
-    free = [
-        pair
-        for pair in range(UNIFORM_REGISTERS // 2)
-        if kernel.registers.isdisjoint((2 * pair, 2 * pair + 1))
-    ]
-    if len(free) < len(wanted):
-        raise UnsupportedError(
-            f"an exit probe that uses {2 * len(wanted)} uniform registers in a kernel that leaves "
-            f"{2 * len(free)} of {UNIFORM_REGISTERS} untouched"
-        )
-    pairs = dict(zip(wanted, reversed(free), strict=False))
-    return Renaming(
-        tuple((each, 2 * pairs[each // 2] + each % 2) for each in sorted(named)),
-        _matched("uniform predicates", own.predicates, kernel.predicates, UNIFORM_PREDICATES),
-        _matched("convergence barriers", own.barriers, kernel.barriers, BARRIERS),
-    )
-
-
-def _matched(
-    what: str, wanted: frozenset[int], used: frozenset[int], count: int
-) -> tuple[tuple[int, int], ...]:
-    free = [each for each in range(count) if each not in used]
-    if len(free) < len(wanted):
-        raise UnsupportedError(
-            f"an exit probe that uses {len(wanted)} {what} in a kernel that uses {len(used)} of "
-            f"{count}"
-        )
-    return tuple(zip(sorted(wanted), reversed(free), strict=False))
-
-
 @functools.lru_cache(maxsize=256)
 def usage_exact(words: tuple[int, ...]) -> tuple[Usage, frozenset[int]]:
     """What a probe uses, and the numbers of uniform registers that it names; UnsupportedError for
@@ -413,33 +369,3 @@ def usage_exact(words: tuple[int, ...]) -> tuple[Usage, frozenset[int]]:
 
 def _unknown(word: int) -> UnsupportedError:
     return UnsupportedError(f"a probe with the instruction {OPCODE.of(word):#x}")
-
-
-@functools.lru_cache(maxsize=256)
-def renamed(words: tuple[int, ...], renaming: Renaming) -> tuple[int, ...]:
-    """A probe's code with its new numbers."""
-    registers, predicates = dict(renaming.registers), dict(renaming.predicates)
-    barriers = dict(renaming.barriers)
-    return tuple(_renamed(word, registers, predicates, barriers) for word in words)
-
-
-def _renamed(
-    word: int,
-    registers: Mapping[int, int],
-    predicates: Mapping[int, int],
-    barriers: Mapping[int, int],
-) -> int:
-    fields, named = register_fields(word), predicate_fields(word)
-    if fields is None or named is None:
-        raise InternalError(f"an unknown instruction {OPCODE.of(word):#x} to rename")
-    for at in fields:
-        field = Field(at, REGISTER)
-        if field.of(word) != URZ:
-            word = field.set(word, registers[field.of(word)])
-    for at in named:
-        field = Field(at, 3)
-        if field.of(word) != UPT:
-            word = field.set(word, predicates[field.of(word)])
-    if OPCODE.of(word) in (BSSY, BSYNC, BREAK):
-        word = BARRIER.set(word, barriers[BARRIER.of(word)])
-    return word

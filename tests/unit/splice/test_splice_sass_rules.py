@@ -21,7 +21,7 @@ from egpu.image.cubin_kernel import open_kernel
 from egpu.maps import plan
 from egpu.session.additive import additive_maps
 from egpu.splice.sass import splice_sass
-from egpu.splice.sass_carried import carried
+from egpu.splice.sass_carried import carried, pairs_named
 from egpu.splice.sass_choice import assembled
 from egpu.splice.sass_encoding import (
     ALL_SCOREBOARDS,
@@ -52,6 +52,7 @@ from egpu.splice.sass_encoding import (
     WRITE_SCOREBOARD,
     YIELD,
     YIELD_OP,
+    Field,
     bytes_of,
     distance_of,
     is_store,
@@ -59,10 +60,12 @@ from egpu.splice.sass_encoding import (
     words_of,
 )
 from egpu.splice.sass_encoding import EXIT as EXIT_OPCODE
+from egpu.splice.sass_numbers import free_numbers, renamed
 from egpu.splice.sass_probe import ProbeSetting, assemble_probes
 from egpu.splice.sass_ptx import Apart, Manner
 from egpu.splice.sass_rules import EVERY_RULE, Rule, settled, without_meetings
-from egpu.splice.sass_uniform import Usage, free_numbers, renamed, usage, usage_exact
+from egpu.splice.sass_uniform import Usage, usage, usage_exact
+from egpu.tools.registry import find_tool, load_object
 from egpu.verifier import verify
 
 pytestmark = needs_tools
@@ -751,6 +754,49 @@ def test_one_lane_adds_without_adding_up_over_lanes():
 
 
 EXIT_INSTRUCTIONS = 22  # of kernelcount: what each warp of each block pays
+
+
+def durations():
+    """kernellat's programs, and the layout of its maps."""
+    loaded = load_object(find_tool("kernellat"))
+    codes = tuple(compile_probe(verify(p), point=p.attach[0]) for p in loaded.programs)
+    return codes, plan(loaded.maps, 132)
+
+
+def test_what_is_no_pair_takes_single_uniform_registers():
+    """What PyTorch's reductions leave: two pairs, and one beside a number that is used."""
+    probes, layout = durations()
+    parts = take_apart(open_cubin(cubin("plain", "90")))
+    kernel = open_kernel(parts, "vector_add")
+    setting = ProbeSetting(90, probes, layout, assemble)
+
+    def chosen(free):
+        taken = frozenset(range(UNIFORM_REGISTERS)) - set(free)
+        around = Usage(taken, frozenset(), frozenset())
+        words = without_meetings(
+            assembled(kernel, setting, None, around, EVERY_RULE).exit.words, EVERY_RULE
+        )
+        return words, dict(free_numbers(words, around).registers)
+
+    words, numbers = chosen((0, 1, 2, 3, 62))
+    assert len(set(numbers.values())) == len(numbers)
+    assert 62 in numbers.values()
+    for pair in pairs_named(words):
+        assert numbers[pair] in (0, 2)
+        assert [old for old, new in numbers.items() if new == numbers[pair] + 1] in ([], [pair + 1])
+    with pytest.raises(UnsupportedError, match="uniform registers in a kernel that leaves 3 of"):
+        chosen((0, 1, 62))
+    # Where there are pairs enough, all stay together.
+    words, numbers = chosen(range(10, 30))
+    assert all(new % 2 == old % 2 for old, new in numbers.items())
+
+
+def test_a_pair_begins_at_an_even_number():
+    """A kernel's instruction that names an odd register leaves the one behind it."""
+    moved = Field(16, 6).set(0xC82 | 4 << 64 + 8, 61)  # UMOV UR61, UR4
+    assert OPCODE.of(moved) == 0xC82
+    assert 62 not in usage([moved]).registers
+    assert {60, 61} <= usage([Field(16, 6).set(moved, 60)]).registers
 
 
 @pytest.mark.parametrize("free", [(60, 61), (0, 1), (60, 61, 62), (2, 3, 40, 41)])
