@@ -112,6 +112,8 @@ def _with_landed_loads(code: Code, rules: frozenset[Rule]) -> Code:
     lower, upper = code.halves(loads)
     free = _of_upper(WRITE_SCOREBOARD, upper) == NO_SCOREBOARD
     free &= lower >> np.uint64(DESTINATION.at) & np.uint64(0xFF) != RZ
+    if not free.any():
+        return code
     return code.with_words({at: _tracked(code[at], rules) for at in loads[free].tolist()})
 
 
@@ -163,14 +165,15 @@ def _tracked(word: int, rules: frozenset[Rule]) -> int:
     return word
 
 
-def settled(words: Sequence[int], rules: frozenset[Rule]) -> list[int]:
+@functools.lru_cache(maxsize=256)
+def settled(words: tuple[int, ...], rules: frozenset[Rule]) -> tuple[int, ...]:
     """A probe's code whose loads from shared memory will be something else: whatever the assembler
     gives no scoreboard gets one.
 
     What is under way comes to an end in its order: where a load from shared memory is waited for,
     or overwrites what a reduction reads, the assembler takes all before it for done.
     """
-    return [
+    return tuple(
         _visible(WRITE_SCOREBOARD.set(word, _OWN_SCOREBOARD), rules)
         if BASE.of(word) in SLOW
         and WRITE_SCOREBOARD.of(word) == NO_SCOREBOARD
@@ -178,7 +181,7 @@ def settled(words: Sequence[int], rules: frozenset[Rule]) -> list[int]:
         and Rule.LANDED_LOADS in rules
         else _tracked(word, rules)
         for word in words
-    ]
+    )
 
 
 def _visible(word: int, rules: frozenset[Rule]) -> int:

@@ -146,7 +146,7 @@ class Splice:
         probe = [nothing(word) if joins(word) else word for word in probe]
         starts = start_reads(probe)
         if starts:
-            probe = settled(probe, self._rules)
+            probe = list(settled(tuple(probe), self._rules))
         for index, kind, half in starts:
             word = probe[index]
             source = self._starts[kind] + half

@@ -405,11 +405,11 @@ def test_what_the_assembler_gives_no_scoreboard_gets_one_where_loads_are_taken_o
     reads = 0x00000000_00007919 | 0x000FE200_00002100 << 64
     assert is_store(reduces)
     assert {READ_SCOREBOARD.of(reduces), WRITE_SCOREBOARD.of(reads)} == {NO_SCOREBOARD}
-    reduced, read = settled([reduces, reads], EVERY_RULE)
+    reduced, read = settled((reduces, reads), EVERY_RULE)
     assert (READ_SCOREBOARD.of(reduced), WRITE_SCOREBOARD.of(read)) == (5, 5)
     assert min(STALL.of(reduced), STALL.of(read)) >= 2
-    assert settled([reduces, reads], EVERY_RULE - {Rule.LATE_READS}) == [reduces, read]
-    assert settled([reduces, reads], EVERY_RULE - {Rule.LANDED_LOADS}) == [reduced, reads]
+    assert settled((reduces, reads), EVERY_RULE - {Rule.LATE_READS}) == (reduces, read)
+    assert settled((reduces, reads), EVERY_RULE - {Rule.LANDED_LOADS}) == (reduced, reads)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
