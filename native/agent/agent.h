@@ -142,14 +142,22 @@ struct command {
     } body;
 };
 
+enum { EGPU_LANES = 2 };
 enum drain_stage { DRAIN_IDLE, DRAIN_HEADS, DRAIN_RECORDS };
 
-/* How far rings in device memory are copied; the stream is empty whenever the stage changes. */
-struct draining {
-    CUstream stream; /* NULL: there are none, or they are not copied any more */
+/* A share of every map's rings in device memory; the stream is empty whenever the stage changes. */
+struct lane {
+    CUstream stream;
     enum drain_stage stage;
+    bool hurried; /* rings filled up when heads were last seen */
+};
+
+/* How far rings in device memory are copied. */
+struct draining {
+    bool active; /* there are some, and they are still copied */
+    bool hurried; /* the next turn should come soon */
     uint64_t *drained, *copied; /* of each ring, as `positions` */
-    bool hurried;               /* the last turn found rings that fill up */
+    struct lane lanes[EGPU_LANES];
 };
 
 struct operation; /* a loaded kernel that does operations on a map */

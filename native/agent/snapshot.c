@@ -98,7 +98,7 @@ static bool tick(struct arena *arena, uint64_t now)
 {
     if (!copy_positions(arena))
         return false;
-    if (arena->draining.stream != NULL) {
+    if (arena->draining.active) {
         if (!alive(arena))
             return false;
         egpu_drain_turn(arena);
@@ -143,8 +143,7 @@ uint64_t egpu_arena_tick(uint64_t now)
         ready++;
         waiting |= arena->copying || arena->requested;
         bool busy = arena->ring_count != 0 || arena->copying || arena->command.kind != 0;
-        bool hurried = arena->draining.stage == DRAIN_RECORDS || arena->draining.hurried;
-        uint64_t want = hurried ? DRAIN_NS : busy ? TICK_NS : WATCH_NS;
+        uint64_t want = arena->draining.hurried ? DRAIN_NS : busy ? TICK_NS : WATCH_NS;
         sleep = want < sleep ? want : sleep;
     }
     pthread_mutex_unlock(&egpu.arena_lock);
@@ -187,7 +186,7 @@ void egpu_snapshot_final(struct arena *arena)
 void egpu_snapshot_now(struct arena *arena, uint64_t deadline, bool final)
 {
     pthread_mutex_lock(&egpu.arena_lock);
-    if (atomic_load(&arena->state) == ARENA_READY && alive(arena) && arena->draining.stream != NULL)
+    if (atomic_load(&arena->state) == ARENA_READY && alive(arena) && arena->draining.active)
         egpu_drain_all(arena, deadline);
     if (atomic_load(&arena->state) == ARENA_READY && alive(arena) &&
         (!arena->copying || finish_copy(arena, deadline)) && begin(arena) &&

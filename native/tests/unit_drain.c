@@ -3,7 +3,10 @@
  *
  *     agent_unit_drain SEED STEPS FAIL     the FAILth call of the driver fails (0: none)
  *
- * Prints records produced, received, discarded and dropped; exits with 1 at the first record that is
+ * With an even SEED groups begin at the same places in all laps but one of EGPU_RING_LAPS: a flag from
+ * then, which is not written again, must not pass for one of the lap with the same number.
+ *
+ * Prints laps of the ring that went round least, records produced, received, discarded and dropped; exits with 1 at the first record that is
  * not what was written, or out of order, or missing. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +15,7 @@
 #include "../agent/agent.h"
 #include "../reader/reader.c"
 
-enum { SLOTS = 3, RING = 512, FLIGHT = 4, QUEUE = 256, WORDS = 10, MAPS = 2 };
+enum { SLOTS = 3, RING = 512, FLIGHT = 4, QUEUE = 256, WORDS = 10, MAPS = 2, STREAMS = EGPU_LANES };
 enum { READERS = 4096, MAP_DEVICE = SLOTS * RING, MAP_FLAGS = MAP_DEVICE / EGPU_RING_GRANULE };
 enum { CONTROLS = SLOTS * EGPU_RING_CONTROL_SIZE, ZEROS = RING / EGPU_RING_GRANULE, DEVICE = 4096, HOST_RINGS = 8192 };
 
@@ -37,9 +40,13 @@ static unsigned char device[DEVICE + MAPS * (MAP_DEVICE + MAP_FLAGS)];
 static unsigned char host[HOST_RINGS + MAPS * (MAP_DEVICE + MAP_FLAGS + CONTROLS + ZEROS)];
 static struct egpu_ring rings[MAPS];
 static struct producer producers[MAPS][SLOTS];
-static struct job queue[QUEUE];
-static unsigned first, jobs, calls, fail;
+static struct stream {
+    struct job queue[QUEUE];
+    unsigned first, jobs;
+} streams[STREAMS];
+static unsigned made, calls, fail;
 static uint64_t state, discarded;
+static bool regular;
 static bool said;
 
 static uint64_t random_below(uint64_t limit)
@@ -58,71 +65,69 @@ static void bad(const char *what)
 
 /* ------------------------------------------------------------------ the driver */
 
-static CUresult add(struct job job)
+static CUresult add(CUstream handle, struct job job)
 {
     static const uint64_t steps[] = {1, 7, 11, 13};
+    struct stream *stream = (void *)handle;
     if (++calls == fail)
         return 700;
-    if (jobs == QUEUE)
+    if (stream->jobs == QUEUE)
         bad("queue full");
     uint64_t count = job.size / job.unit;
     job.start = random_below(count);
     job.step = steps[random_below(4)];
     if (count % 7 == 0 || count % 11 == 0 || count % 13 == 0)
         job.step = random_below(2) ? 1 : count - 1;
-    queue[(first + jobs++) % QUEUE] = job;
+    stream->queue[(stream->first + stream->jobs++) % QUEUE] = job;
     return CUDA_SUCCESS;
 }
 
-static void pump(uint64_t units)
+static void pump(struct stream *stream, uint64_t units)
 {
-    for (; units > 0 && jobs > 0; units--) {
-        struct job *job = &queue[first];
+    for (; units > 0 && stream->jobs > 0; units--) {
+        struct job *job = &stream->queue[stream->first];
         uint64_t count = job->size / job->unit;
         uint64_t at = (job->start + job->done * job->step) % count;
         unsigned char *to = job->to + at * job->to_pitch;
         memcpy(to, job->from + at * job->from_pitch, job->unit);
         if (++job->done == count) {
-            first = (first + 1) % QUEUE;
-            jobs--;
+            stream->first = (stream->first + 1) % QUEUE;
+            stream->jobs--;
         }
     }
 }
 
 static CUresult copy_out(void *to, CUdeviceptr from, size_t size, CUstream stream)
 {
-    uint64_t unit = size % 8 == 0 && (uintptr_t)to % 8 == 0 ? 8 : 1;
-    (void)stream;
-    return add((struct job){.to = to, .from = (unsigned char *)(uintptr_t)from, .size = size,
-                            .unit = unit, .to_pitch = unit, .from_pitch = unit});
+    uint64_t unit = (size | (uintptr_t)to | from) % 8 == 0 ? 8 : EGPU_RING_FLAG_SIZE;
+    return add(stream, (struct job){.to = to, .from = (unsigned char *)(uintptr_t)from, .size = size,
+                                    .unit = unit, .to_pitch = unit, .from_pitch = unit});
 }
 
 static CUresult copy_words(const CUDA_MEMCPY2D_v2 *copy, CUstream stream)
 {
-    (void)stream;
-    return add((struct job){.to = (unsigned char *)(uintptr_t)copy->dstDevice, .from = copy->srcHost,
-                            .size = 8 * copy->Height, .unit = 8, .to_pitch = copy->dstPitch,
-                            .from_pitch = copy->srcPitch});
+    return add(stream, (struct job){.to = (unsigned char *)(uintptr_t)copy->dstDevice,
+                                    .from = copy->srcHost, .size = 8 * copy->Height, .unit = 8,
+                                    .to_pitch = copy->dstPitch, .from_pitch = copy->srcPitch});
 }
 
 static CUresult copy_in(CUdeviceptr to, const void *from, size_t size, CUstream stream)
 {
-    (void)stream;
-    return add((struct job){.to = (unsigned char *)(uintptr_t)to, .from = from, .size = size,
-                            .unit = 1, .to_pitch = 1, .from_pitch = 1});
+    return add(stream, (struct job){.to = (unsigned char *)(uintptr_t)to, .from = from, .size = size,
+                                    .unit = 1, .to_pitch = 1, .from_pitch = 1});
 }
 
-static CUresult query(CUstream stream)
+static CUresult query(CUstream handle)
 {
-    (void)stream;
-    pump(random_below(200));
-    return jobs == 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    struct stream *stream = (void *)handle;
+    pump(stream, random_below(200));
+    return stream->jobs == 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 static CUresult create(CUstream *stream, unsigned flags)
 {
     (void)flags;
-    *stream = (CUstream)(void *)queue;
+    *stream = (CUstream)(void *)&streams[made++];
     return CUDA_SUCCESS;
 }
 
@@ -169,25 +174,45 @@ static unsigned char *at(int map, int slot, uint64_t position)
     return device + rings[map].device_data + slot * RING + position % RING;
 }
 
-static void flag(int map, int slot, uint64_t position)
+static unsigned char *flag_at(int map, int slot, uint64_t position)
 {
-    unsigned char *flags = device + rings[map].device_flags;
-    unsigned char *place = flags + (slot * RING + position % RING) / EGPU_RING_GRANULE;
-    if (*place != 0)
-        bad("a flag was set already");
-    *place = 1;
+    uint64_t place = (slot * RING + position % RING) / EGPU_RING_FLAG_SPAN * EGPU_RING_FLAG_SIZE;
+    return device + rings[map].device_flags + place;
 }
 
-static void publish(int map, int slot, uint64_t position, uint64_t header, uint64_t mark)
+/* The flag of a group without its granules. */
+static unsigned flag_of(uint64_t position)
+{
+    uint64_t second = position % EGPU_RING_FLAG_SPAN == EGPU_RING_GRANULE;
+    return (unsigned)(position / RING % EGPU_RING_LAPS << EGPU_RING_FLAG_LAP | second << 8);
+}
+
+/* A group that is not published must not look like one that is. */
+static void check_flag(int map, int slot, uint64_t position)
+{
+    uint16_t found;
+    memcpy(&found, flag_at(map, slot, position), sizeof found);
+    if (found != 0 && (found & ~0xffu) == flag_of(position))
+        bad("a flag of an earlier lap passes for this one's");
+}
+
+static void publish(int map, int slot, uint64_t position, uint64_t header, uint64_t mark,
+                    uint64_t granules)
 {
     uint64_t words[2] = {header, (position + 1) | mark};
+    uint16_t flag = (uint16_t)(flag_of(position) | granules);
     memcpy(at(map, slot, position), words, sizeof words);
-    flag(map, slot, position);
+    memcpy(flag_at(map, slot, position), &flag, sizeof flag);
 }
 
 static uint64_t content(uint64_t serial, uint64_t word)
 {
     return word == 0 ? serial : (serial + 1) * 0x9e3779b97f4a7c15 + word;
+}
+
+static uint64_t group_bytes(uint64_t size, uint64_t count)
+{
+    return (EGPU_RING_GROUP_HEADER + size * count + 15) & ~15ull;
 }
 
 static struct flight *claim(int map, int slot)
@@ -202,7 +227,11 @@ static struct flight *claim(int map, int slot)
     uint64_t *head = control(map, slot, EGPU_RING_CONTROL_AT_HEAD);
     uint64_t tail = *control(map, slot, EGPU_RING_CONTROL_AT_TAIL);
     uint64_t size = 8 * (1 + random_below(WORDS)), count = 1 + random_below(3);
-    uint64_t bytes = (EGPU_RING_GROUP_HEADER + size * count + 15) & ~15ull;
+    if (regular) {
+        size = *head / RING % EGPU_RING_LAPS == (uint64_t)slot ? 32 : 48;
+        count = 1;
+    }
+    uint64_t bytes = group_bytes(size, count);
     uint64_t room = RING - *head % RING, filler = bytes > room ? room : 0, begin = *head;
     if (begin + filler + bytes - tail > RING) {
         producer->dropped += count;
@@ -211,7 +240,8 @@ static struct flight *claim(int map, int slot)
     *head += filler + bytes;
     producer->produced += count;
     if (filler != 0)
-        publish(map, slot, begin, (uint64_t)EGPU_RING_PAD_COUNT << 32, 0);
+        publish(map, slot, begin, (uint64_t)EGPU_RING_PAD_COUNT << 32, 0, EGPU_RING_FLAG_FILLER);
+    check_flag(map, slot, begin + filler);
     *free = (struct flight){.position = begin + filler, .size = size, .count = count, .used = true,
                             .serial = producer->serial, .discard = random_below(8) == 0};
     producer->serial += count;
@@ -227,8 +257,10 @@ static void write_some(int map, int slot, struct flight *flight)
         memcpy(at(map, slot, flight->position + EGPU_RING_GROUP_HEADER + 8 * number), &value, 8);
         return;
     }
+    uint64_t granules = group_bytes(flight->size, flight->count) / EGPU_RING_GRANULE;
     publish(map, slot, flight->position, flight->size | flight->count << 32,
-            flight->discard ? EGPU_RING_DISCARD : 0);
+            flight->discard ? EGPU_RING_DISCARD : 0,
+            random_below(4) == 0 ? EGPU_RING_FLAG_LARGE : granules);
     flight->used = false;
 }
 
@@ -311,6 +343,7 @@ int main(int argc, char **argv)
     if (argc != 4)
         return 2;
     state = strtoull(argv[1], NULL, 10) * 2654435761u + 88172645463325252u;
+    regular = strtoull(argv[1], NULL, 10) % 2 == 0;
     fail = (unsigned)strtoul(argv[3], NULL, 10);
     lay_out(&arena);
     if (egpu_drain_begin(&arena) != NULL)
@@ -320,13 +353,13 @@ int main(int argc, char **argv)
         if (what < 60)
             produce(true);
         else if (what < 85)
-            pump(random_below(100));
-        else if (what < 95 && arena.draining.stream != NULL)
+            pump(&streams[random_below(STREAMS)], random_below(100));
+        else if (what < 95 && arena.draining.active)
             egpu_drain_turn(&arena);
         else
             read_some();
     }
-    uint64_t produced = 0, dropped = 0, received = 0;
+    uint64_t produced = 0, dropped = 0, received = 0, laps = UINT64_MAX;
     for (int i = 0; i < 100000; i++)
         produce(false);
     egpu_drain_all(&arena, UINT64_MAX);
@@ -337,13 +370,16 @@ int main(int argc, char **argv)
             produced += producers[map][slot].produced;
             dropped += producers[map][slot].dropped;
             received += producers[map][slot].received;
+            uint64_t round = *control(map, slot, EGPU_RING_CONTROL_AT_HEAD) / RING;
+            laps = round < laps ? round : laps;
         }
-    if (said != (fail != 0 && calls >= fail) || said != (arena.draining.stream == NULL))
+    if (said != (fail != 0 && calls >= fail) || said == arena.draining.active)
         bad("a failure was not said");
     if (said ? received + discarded > produced : received + discarded != produced)
         bad("records are missing");
-    printf("%llu %llu %llu %llu\n", (unsigned long long)produced, (unsigned long long)received,
-           (unsigned long long)discarded, (unsigned long long)dropped);
+    printf("%llu %llu %llu %llu %llu\n", (unsigned long long)laps, (unsigned long long)produced,
+           (unsigned long long)received, (unsigned long long)discarded,
+           (unsigned long long)dropped);
     free(arena.draining.drained);
     free(arena.draining.copied);
     return 0;

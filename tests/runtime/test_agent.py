@@ -531,7 +531,7 @@ def device_rings(request):
     """Two published records in the ring of slot 1, and one that is not."""
     groups = [harness.pack(8 | 1 << 32, at + 1, at, 0) for at in (0, 32, 64)]
     chunks = [(1024 + 128, harness.pack(96)), (2048 + 256, b"".join(groups))]
-    chunks += [(3072 + 16 + at // 16, b"\1") for at in (0, 32)]
+    chunks += [(3072 + 16 + at // 16, b"\2\0") for at in (0, 32)]  # two granules, in lap 0
     broker = broker_of(request, rings=harness.device_ring_table(), chunks=chunks)
     broker.device_rings = 17 * 64
     return broker, b"".join(groups)
@@ -552,7 +552,7 @@ def test_records_in_device_memory(bench, request):
         result = bench.finish(process)
     assert (result.returncode, result.complaints) == (0, [])
     assert device[1024 + 128 + 8 :][:8] == harness.pack(32)
-    assert device[3072 : 3072 + 64] == bytes(64)  # the flags
+    assert device[3072 : 3072 + 64] == bytes(16) + b"\2\0\2\0" + bytes(44)  # flags stay
     assert [broker.word(0, harness.READERS + 64 * slot + 8) for slot in (0, 2, 3)] == [0, 0, 0]
 
 

@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from egpu.codegen.arena import (
     RING_CONTROL,
     RING_DISCARD,
+    RING_FLAG_LAP,
+    RING_FLAG_LARGE,
+    RING_FLAG_SECOND,
+    RING_FLAG_SIZE,
+    RING_FLAG_SPAN,
     RING_GRANULE,
     RING_GROUP_HEADER,
+    RING_LAPS,
     RING_PAD_COUNT,
 )
 from egpu.codegen.primitives import ATTRIBUTES
@@ -37,7 +43,7 @@ DISCARD = RING_DISCARD - (1 << 64)  # as a signed 64-bit literal
 @dataclass(frozen=True, slots=True)
 class Publishing:
     """How a ring's groups are published: what the names of the functions for it end with, their
-    last parameter with the same as an argument, and the functions that release a whole group's
+    last parameters with the same as arguments, and the functions that release a whole group's
     header and its commit word alone."""
 
     suffix: str
@@ -47,36 +53,63 @@ class Publishing:
 
 
 # The reader looks at the commit word (in the host arena), or the agent at a flag, whose address is
-# %flags and a part of the group's (ArenaLayout.flags_base).
+# %flags and a part of the group's (ArenaLayout.flags_base).  A ring has 2 ** %turn bytes.
 BY_COMMIT = Publishing("", "", "egpu.release_pair_sys", "egpu.release_sys")
-BY_FLAG = Publishing("_flagged", ", i64 %flags", "egpu.publish", "egpu.publish_half")
+BY_FLAG = Publishing("_flagged", ", i64 %flags, i64 %turn", "egpu.publish", "egpu.publish_half")
 
 _GRANULE_BITS = RING_GRANULE.bit_length() - 1
+_SECOND_BITS = RING_FLAG_SECOND.bit_length() - 1 - _GRANULE_BITS
 
-
-def _publish(name: str, words: str, store: str) -> str:
-    return f"""\
-define internal void @{name}(i64 %group, {words}, i64 %flags) {ATTRIBUTES} {{
-{store}
+# The flag of a group (egpu.maps.layout) of %granules.  The commit word is the position and 1, which
+# reaches no bit of the lap's number; whether the group is discarded is beyond them.
+_FLAG = f"""\
+define internal void @egpu.flag(
+    i64 %group, i64 %commit, i64 %granules, i64 %flags, i64 %turn) {ATTRIBUTES} {{
+  %laps = lshr i64 %commit, %turn
+  %lap = and i64 %laps, {RING_LAPS - 1}
+  %high = shl i64 %lap, {RING_FLAG_LAP}
+  %second = and i64 %group, {RING_GRANULE}
+  %middle = shl i64 %second, {_SECOND_BITS}
+  %where = or i64 %high, %middle
+  %value = or i64 %where, %granules
+  %short = trunc i64 %value to i16
   %part = lshr i64 %group, {_GRANULE_BITS}
-  %flag = add i64 %flags, %part
-  call void @egpu.release_flag_gpu(i64 %flag, i16 1)
+  %even = and i64 %part, {-RING_FLAG_SIZE}
+  %flag = add i64 %flags, %even
+  call void @egpu.release_flag_gpu(i64 %flag, i16 %short)
   ret void
 }}
 """
+assert RING_FLAG_SPAN == RING_FLAG_SIZE * RING_GRANULE
 
-
-_PUBLISH = _publish(
-    BY_FLAG.whole,
-    "i64 %header, i64 %commit",
-    "  call void @egpu.store_pair_gpu(i64 %group, i64 %header, i64 %commit)",
-)
-_PUBLISH_HALF = _publish(
-    BY_FLAG.half,
-    "i64 %commit",
-    "  %at = add i64 %group, 8\n  %p = inttoptr i64 %at to ptr addrspace(1)\n"
-    "  store i64 %commit, ptr addrspace(1) %p, align 8",
-)
+# A filler group has no size: it comes out as one granule, RING_FLAG_FILLER.
+_PUBLISH = f"""\
+define internal void @{BY_FLAG.whole}(i64 %group, i64 %header, i64 %commit{BY_FLAG.more})
+    {ATTRIBUTES} {{
+  call void @egpu.store_pair_gpu(i64 %group, i64 %header, i64 %commit)
+  %count = lshr i64 %header, 32
+  %size = and i64 %header, {(1 << 32) - 1}
+  %up = add i64 %size, 7
+  %record = and i64 %up, -8
+  %payload = mul i64 %record, %count
+  %padded = add i64 %payload, {_HEADER + RING_GRANULE - 1}
+  %found = lshr i64 %padded, {_GRANULE_BITS}
+  %large = icmp ugt i64 %found, {RING_FLAG_LARGE}
+  %granules = select i1 %large, i64 {RING_FLAG_LARGE}, i64 %found
+  call void @egpu.flag(i64 %group, i64 %commit, i64 %granules{BY_FLAG.more})
+  ret void
+}}
+"""
+# Size and count were written when the group was reserved.
+_PUBLISH_HALF = f"""\
+define internal void @{BY_FLAG.half}(i64 %group, i64 %commit{BY_FLAG.more}) {ATTRIBUTES} {{
+  %at = add i64 %group, 8
+  %p = inttoptr i64 %at to ptr addrspace(1)
+  store i64 %commit, ptr addrspace(1) %p, align 8
+  call void @egpu.flag(i64 %group, i64 %commit, i64 {RING_FLAG_LARGE}{BY_FLAG.more})
+  ret void
+}}
+"""
 
 
 # Try once to claim %bytes (a multiple of 16) for %count records where %head is thought to be: {the
@@ -422,6 +455,7 @@ RING_FUNCTIONS = (
         for by in (BY_COMMIT, BY_FLAG)
         for function in (_claim, _output_begin, _output_end, _reserve, _commit)
     ),
+    _FLAG,
     _PUBLISH,
     _PUBLISH_HALF,
     _AHEAD,

@@ -123,7 +123,7 @@ _PTX_FUNCTIONS = (
     _asm("store_pair_gpu", "void", "i64 %a, i64 %v, i64 %w",
          "st.relaxed.gpu.global.v2.b64 [$0], {$1, $2};", "l,l,l,~{memory}"),
     _asm("release_flag_gpu", "void", "i64 %a, i16 %v",
-         "st.release.gpu.global.b8 [$0], $1;", "l,h,~{memory}"),
+         "st.release.gpu.global.b16 [$0], $1;", "l,h,~{memory}"),
     # A slot for this SM: %smid can be sparse and beyond the slots of the layout; the last slot
     # takes what is.  A remainder would cost 18 instructions, which ptxas runs every time.
     _function("slot_of", "i32", "i32 %sm, i32 %slots",
@@ -242,8 +242,8 @@ _HOST_FUNCTIONS = (
               "  %p = inttoptr i64 %a to ptr\n  %q = getelementptr i8, ptr %p, i64 8\n"
               "  store i64 %v, ptr %p, align 8\n  store i64 %w, ptr %q, align 8\n  ret void"),
     _function("release_flag_gpu", "void", "i64 %a, i16 %v",
-              "  %p = inttoptr i64 %a to ptr\n  %b = trunc i16 %v to i8\n"
-              "  store atomic i8 %b, ptr %p release, align 1\n  ret void"),
+              "  %p = inttoptr i64 %a to ptr\n"
+              "  store atomic i16 %v, ptr %p release, align 2\n  ret void"),
     _function("slot_of", "i32", "i32 %sm, i32 %slots", "  ret i32 0"),
     _function("at_offset", "i64", "i64 %a, i64 %o", "  %r = add i64 %a, %o\n  ret i64 %r"),
     _function("crowded", "i1", "i1 %together", "  ret i1 false"),

@@ -34,16 +34,11 @@ class Ring:
     data: str
     size: str
     state: str  # pointer to the word that holds the end of the last reserved group
-    flags: str  # "" or what finds a group's flag (ArenaLayout.flags_base and the arena's part)
-
-    @property
-    def more(self) -> tuple[str, ...]:
-        """Arguments that functions of this kind of ring have more than others."""
-        return (f"i64 {self.flags}",) if self.flags else ()
+    more: tuple[str, ...]  # arguments that its functions have more than other rings'
 
     def function(self, name: str) -> str:
         """The library's function for this kind of ring."""
-        return f"egpu.{name}{(BY_FLAG if self.flags else BY_COMMIT).suffix}"
+        return f"egpu.{name}{(BY_FLAG if self.more else BY_COMMIT).suffix}"
 
 
 def _ring_records(scope: Scope, index: int) -> str:
@@ -58,14 +53,18 @@ def _on_device(scope: Scope, index: int) -> bool:
     return scope.unit.verified.program.maps[index].on_device
 
 
-def _flags(scope: Scope, index: int) -> str:
-    """What finds the flags of rings in device memory, "" for others; the same for all maps."""
+def _flags(scope: Scope, index: int, size: str) -> tuple[str, ...]:
+    """``Ring.more`` of a ring of ``size`` bytes: what finds its groups' flags, the same for all
+    maps (``ArenaLayout.flags_base`` and the arena's part), and in which lap they are."""
     if not _on_device(scope, index):
-        return ""
+        return ()
     body, arena = scope.body, scope.launch("device_arena")
     part = body.binary("lshr", "i64", arena, str(RING_GRANULE.bit_length() - 1))
     rest = body.binary("sub", "i64", arena, part)
-    return body.binary("add", "i64", rest, scope.symbol(RelocKind.RING_FLAGS))
+    flags = body.binary("add", "i64", rest, scope.symbol(RelocKind.RING_FLAGS))
+    wrap = body.resize(body.binary("sub", "i64", size, "1"), 64, 32)
+    turn = body.resize(body.call("i32", "llvm.ctpop.i32", f"i32 {wrap}"), 32, 64)
+    return f"i64 {flags}", f"i64 {turn}"
 
 
 def _ring(call: Call) -> Ring:
@@ -83,7 +82,7 @@ def ring_at(scope: Scope, index: int) -> Ring:
     skip = body.binary("mul", "i64", scope.slot(), size)
     data = body.binary("add", "i64", _ring_records(scope, index), skip)
     state = scope.state(STATE_MAPS + 8 * index)
-    return Ring(scope.of_slot(control, index), data, size, state, _flags(scope, index))
+    return Ring(scope.of_slot(control, index), data, size, state, _flags(scope, index, size))
 
 
 def ring_arguments(ring: Ring, size: str) -> tuple[str, str, str, str]:
@@ -220,16 +219,16 @@ def ring_commit(flag: int) -> Callable[[Call], None]:
     def build(call: Call) -> None:
         scope = call.scope
         record = scope.get(1)
-        data, size, state, flags = _ring_of_record(call, record)
+        data, size, state, more = _ring_of_record(call, record)
         scope.body.call_void(
-            f"egpu.commit{(BY_FLAG if flags else BY_COMMIT).suffix}",
+            f"egpu.commit{(BY_FLAG if more else BY_COMMIT).suffix}",
             f"i64 {record}",
             f"i64 {data}",
             f"i64 {size}",
             f"ptr {state}",
             f"i64 {flag}",
             f"i64 {_reserved(scope)}",
-            *((f"i64 {flags}",) if flags else ()),
+            *more,
         )
 
     return build
@@ -257,9 +256,9 @@ def _reserves(insn: Insn) -> bool:
     )
 
 
-def _ring_of_record(call: Call, record: str) -> tuple[str, str, str, str]:
-    """(first byte of the map's rings, bytes of one ring, state word, ``Ring.flags``) of the map of
-    a record.
+def _ring_of_record(call: Call, record: str) -> tuple[str, str, str, tuple[str, ...]]:
+    """(first byte of the map's rings, bytes of one ring, state word, ``Ring.more``) of the map of a
+    record.
 
     A record's address says which map it is of, where the facts do not."""
     scope, body = call.scope, call.scope.body
@@ -284,7 +283,7 @@ def _ring_of_record(call: Call, record: str) -> tuple[str, str, str, str]:
         state = body.select(here, "ptr", other[2], state)
     if len({program.maps[index].on_device for index in (first, *others)}) > 1:
         raise InternalError(f"instruction {call.pc} releases a record of either kind of ring")
-    return data, size, state, _flags(scope, first)
+    return data, size, state, _flags(scope, first, size)
 
 
 def _candidate(scope: Scope, index: int) -> tuple[str, str, str]:

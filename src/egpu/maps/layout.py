@@ -29,8 +29,8 @@ Device arena (one per process and device)::
     BLOOM_FILTER  128 unused bytes, then ``bloom_bits`` bits
 
 Behind ``device_size``, and in no snapshot, lie the rings that are written to device memory
-(``MapSpec.on_device``): the records of all of them as in the host arena, then their flags, a byte
-for every RING_GRANULE bytes of records.
+(``MapSpec.on_device``): the records of all of them as in the host arena, then their flags, 16 bits
+for every RING_FLAG_SPAN bytes of records.
 
 Host arena (a memfd)::
 
@@ -99,7 +99,7 @@ from egpu.bpf.program import NO_MAP, MapSpec
 from egpu.errors import InputError, InternalError
 from egpu.maps.declared import check_declaration
 
-LAYOUT_VERSION = 6
+LAYOUT_VERSION = 7
 
 LAUNCH_BLOCK_SIZE = 32
 # fmt: off
@@ -148,6 +148,17 @@ RING_READER: dict[str, tuple[int, int]] = {
     "copied": (16, 8),         # bytes that are in the host arena
 }
 RING_GRANULE = 16                   # groups begin at multiples of it
+# Of a group in device memory, which has the flag of the span that it begins in; 0: there never was
+# one.  bits 0-7 its granules, bit 8 whether it begins in the span's second granule, bits 9-15 the
+# number of the lap.
+RING_FLAG_SPAN = 32                 # two groups never begin in it in one lap
+RING_FLAG_SIZE = 2                  # bytes of a flag
+RING_FLAG_FILLER = 1                # instead of granules: filler up to the ring's end
+RING_FLAG_LARGE = 255               # instead of granules: size and count tell them
+RING_FLAG_SECOND = 1 << 8
+RING_FLAG_LAP = 9                   # bits from here on: the lap, modulo RING_LAPS
+RING_LAPS = 128
+RING_CLEARED_LAPS = 64              # flags of the last one of so many laps are cleared
 RING_ZEROS = 1 << 16                # bytes of flags that are cleared at once, at most
 RING_GROUP_HEADER = 16
 RING_PAD_COUNT = 0xFFFFFFFF

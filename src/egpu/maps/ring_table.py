@@ -1,17 +1,24 @@
 """Rings as the agent sees them, and the protocol of those in device memory.
 
 Producers write to device memory as they do to the host arena (``egpu.maps.layout``), but what
-publishes a group is the flag of the granule at its beginning: 0 until it is released as 1, with
-device scope, after everything else of the group.  The agent copies control blocks; then, up to the
-heads that it found, flags and after them records, to their places in the host arena.  A group whose
-flag was copied as 1 is whole in the records, which were read later; without flags that could not be
-known, as a copy reads in no order.
+publishes a group is the flag of the span that it begins in, which is released with device scope
+after everything else of the group.  The agent copies control blocks; then, up to the heads that it
+found, flags and after them records, to their places in the host arena.  A group whose flag was
+copied is whole in the records, which were read later; without flags that could not be known, as a
+copy reads in no order.
 
-It clears the flags of the groups that follow each other on the device (by copies of zeros, which
-need no room on an SM as a kernel does) and then lets the reader have them: ``limit`` in
-RING_READER, up to which the reader may look.  ``copied`` is where flags and records of the last
-copy end, or ``limit`` while one is on its way: what the reader may look at once nobody copies any
-more.  A ``tail`` is written behind the clearing of the flags up to there, in the same stream, and
+The agent walks over the groups that follow each other by their flags alone, which also say how
+large most of them are, and lets the reader have them: ``limit`` in RING_READER, up to which the
+reader may look.  ``copied`` is where flags and records of the last copy end, or ``limit`` while one
+is on its way: what the reader may look at once nobody copies any more.
+
+A flag names its lap, so it need not be cleared to tell it from one of a later lap, unless a span
+keeps a flag for so long that laps are numbered alike: no group has to begin there.  So the flags of
+the groups of each lap whose number is RING_CLEARED_LAPS - 1 modulo RING_CLEARED_LAPS are cleared,
+before its room is given back (by copies of zeros, which need no room on an SM as a kernel does).
+Such a lap goes over every span.  What is found in a span in any lap is then 0, or was written at
+most RING_CLEARED_LAPS laps ago, which is half of RING_LAPS, and two laps of so few never have one
+number.  A ``tail`` is written behind the clearing of the flags up to there, in the same stream, and
 ``limit`` moves only while that stream is empty: no producer gets room whose flags are still to be
 cleared.
 """

@@ -22,8 +22,12 @@ from egpu.errors import InputError
 from egpu.maps.layout import (
     READER_STRIDE,
     RING_DISCARD,
-    RING_GRANULE,
+    RING_FLAG_LAP,
+    RING_FLAG_SECOND,
+    RING_FLAG_SIZE,
+    RING_FLAG_SPAN,
     RING_GROUP_HEADER,
+    RING_LAPS,
     RING_PAD_COUNT,
     RING_READER,
     ArenaLayout,
@@ -328,12 +332,19 @@ class RingReader:
         self._arena.words[self._reader_word(slot, "limit")] = at
 
     def _flagged(self, slot: int, start: int, end: int) -> list[int]:
-        """The positions from ``start`` to before ``end`` whose flags are set."""
-        count = self._place.ring_size // RING_GRANULE
-        first = self._place.host_flags + slot * count
-        flags = self._arena.bytes[first : first + count]
-        places = np.arange(start // RING_GRANULE, max(start, end) // RING_GRANULE)
-        return [int(place) * RING_GRANULE for place in places[flags[places % count] != 0]]
+        """The positions from ``start`` to before ``end`` of groups with flags of their lap."""
+        ring = self._place.ring_size
+        count = ring // RING_FLAG_SPAN
+        first = self._place.host_flags + slot * count * RING_FLAG_SIZE
+        flags = self._arena.bytes[first : first + count * RING_FLAG_SIZE].view(np.uint16)
+        spans = np.arange(start // RING_FLAG_SPAN, -(-max(start, end) // RING_FLAG_SPAN))
+        found = flags[spans % count]
+        spans, found = spans[found != 0], found[found != 0]
+        laps = spans * RING_FLAG_SPAN // ring % RING_LAPS
+        mine = found >> RING_FLAG_LAP == laps
+        second = (found[mine] & RING_FLAG_SECOND) // RING_FLAG_SECOND
+        places = spans[mine] * RING_FLAG_SPAN + second * (RING_FLAG_SPAN // 2)
+        return [int(place) for place in places if start <= place < end]
 
 
 def _pieces(start: int, end: int, ring: int) -> Iterator[tuple[int, int]]:

@@ -54,6 +54,20 @@ done:
 mov %r0, 0
 exit
 """
+# Records of more bytes than OUTPUT has.
+LARGER = (
+    "".join(f"stdw [%r10-{at}], {at}\n" for at in range(8, 129, 8))
+    + """
+lddw %r1, map_index 0
+mov %r2, %r10
+add %r2, -128
+mov %r3, {size}
+mov %r4, 0
+call 130
+mov %r0, 0
+exit
+"""
+)
 PROGRAMS = {
     "output": OUTPUT.format(size=24),
     "sizes": SIZES,
@@ -66,33 +80,38 @@ def on_device(spec):
     return replace(spec, on_device=True)
 
 
-def drained(device, layout, index=0):
+def drained(device, layout, index=0, sizes=None):
     """A host arena with what is published in the rings of a map, which ``device`` holds; checks
-    that flags are set where groups begin and nowhere else."""
-    place = layout.places[index]
+    that flags are set where groups begin and nowhere else, and tell how large they are."""
+    place, sizes = layout.places[index], set() if sizes is None else sizes
     found = np.frombuffer(bytes(device), np.uint8)
     host = np.zeros(layout.host_size, np.uint8)
     words = host.view(np.uint64)
     size = place.ring_size
     rings = found[place.ring_device : place.ring_device + layout.sm_slots * size]
     host[place.ring_data : place.ring_data + len(rings)] = rings
-    flags = found[place.ring_flags : place.ring_flags + len(rings) // 16]
+    flags = found[place.ring_flags : place.ring_flags + len(rings) // 16].view(np.uint16)
     for slot in range(layout.sm_slots):
         at = 0
-        mine = set(np.flatnonzero(flags[slot * size // 16 :][: size // 16]) * 16)
-        while at in mine:
-            mine.remove(at)
+        mine = {int(n) * 32: int(flags[slot * size // 32 + n])
+                for n in np.flatnonzero(flags[slot * size // 32 :][: size // 32])}  # fmt: skip
+        while (flag := mine.pop(at - at % 32, 0)) != 0:
+            assert flag >> 8 == at % 32 // 16  # in lap 0
             first = int(words[(place.ring_data + slot * size + at) // 8])
             step = round_up(16 + (first >> 32) * round_up(first & 0xFFFFFFFF, 8), 16)
-            at += size - at if first >> 32 == RING_PAD_COUNT else step
+            filler = first >> 32 == RING_PAD_COUNT
+            assert flag & 255 in ({1} if filler else {min(step // 16, 255), 255})
+            sizes.add(flag & 255)
+            at += size - at if filler else step
         assert not mine
         limit = place.ring_readers + slot * READER_STRIDE + RING_READER["limit"][0]
         words[limit // 8] = at
     return SimpleNamespace(bytes=host, words=words)
 
 
-def read(device, layout, spec, index=0):
-    reader = RingReader(drained(device, layout, index), layout, layout.places[index], spec)
+def read(device, layout, spec, index=0, sizes=None):
+    arena = drained(device, layout, index, sizes)
+    reader = RingReader(arena, layout, layout.places[index], spec)
     return list(reader), reader.counts
 
 
@@ -120,14 +139,55 @@ def test_a_full_ring_drops_the_same():
     assert found.control("dropped") == expected.control("dropped") > 0
 
 
+# Groups of whole warps, of 6 lanes and of one; a size that no flag holds; reserved records, whose
+# sizes are known, or not.
+@pytest.mark.parametrize(
+    ("text", "threads", "granules"),
+    [
+        (OUTPUT.format(size=24), 70, {1 + 48, 1 + 9}),
+        (LARGER.format(size=120), 64, {1 + 240}),
+        (LARGER.format(size=128), 65, {255, 1 + 8}),
+        (RESERVED, 32, {2}),
+        (TWO_SIZES, 32, {255}),
+    ],
+)
+def test_flags_tell_how_large_groups_are(text, threads, granules):
+    run = Run(probe(text, on_device(LARGE)), entry(), threads=threads)
+    data, sizes = run.memory.read(run.device, run.layout.device_bytes), set()
+    assert read(data, run.layout, on_device(LARGE), sizes=sizes)[1].received > 0
+    assert sizes == granules
+
+
+@pytest.mark.parametrize("lap", [1, 5, 127, 128, 300, 1 << 40])
+@pytest.mark.parametrize("text", [OUTPUT.format(size=24), TWO_SIZES])
+def test_flags_tell_the_lap(text, lap):
+    spec = on_device(RING)
+    verified = executable(text, spec)
+    arenas = HostArenas(verified)
+    place, size = arenas.layout.places[0], arenas.layout.places[0].ring_size
+    words = np.frombuffer(arenas.device, np.uint64)
+    words[place.offset // 8 : place.offset // 8 + 2] = lap * size - 32  # head, tail
+    for _ in range(3):
+        run_host(verified, bytearray(), arenas=arenas)
+    head = int(words[place.offset // 8])
+    flags = np.frombuffer(arenas.device, np.uint16)[place.ring_flags // 2 :][: size // 32]
+    spans = np.flatnonzero(flags)
+    assert head > lap * size
+    assert {int(span): int(flags[span]) >> 9 for span in spans} == {
+        span: (lap - (span == size // 32 - 1)) % 128 for span in map(int, spans)
+    }
+    assert spans[-1] == size // 32 - 1
+    assert len(spans) >= 3
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_text_publishes_by_flags_with_device_scope(name):
     code = compile_probe(probe(PROGRAMS[name], on_device(RING)), point=entry())
     other = compile_probe(probe(PROGRAMS[name], RING), point=entry())
-    assert "st.release.gpu.global.b8" in code.text
+    assert "st.release.gpu.global.b16" in code.text
     assert ".sys" not in code.text
     assert "st.release.sys.global" in other.text
-    assert ".b8 [" not in other.text
+    assert ".b16 [" not in other.text
     kinds = [{each.kind for each in probe_.relocations} for probe_ in (code, other)]
     assert (RelocKind.RING_FLAGS in kinds[0], RelocKind.RING_FLAGS in kinds[1]) == (True, False)
     assert code.digest != other.digest

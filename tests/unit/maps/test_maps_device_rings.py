@@ -71,8 +71,8 @@ def test_flags_are_found_by_the_address_of_a_group(address):
     for place in layout.places:
         for at in (0, 16, 4080, SLOTS * place.ring_size - 16):
             group = address + place.ring_device + at
-            flag = address - (address >> 4) + layout.flags_base + (group >> 4)
-            assert flag == address + place.ring_flags + at // 16
+            flag = address - (address >> 4) + layout.flags_base + (group >> 4 & ~1)
+            assert flag == address + place.ring_flags + at // 32 * 2
 
 
 def test_the_agent_is_told_of_them():
@@ -99,14 +99,13 @@ class DeviceProducer(Producer):
         super().__init__(device, replace(place, ring_data=place.ring_device), slot)
         self.flags, self.host = place.ring_flags, host
 
-    def flag_at(self, position):
-        size = self.place.ring_size
-        return self.flags + (self.slot * size + position % size) // 16
-
     def commit(self, position, flags=0):
         super().commit(position, flags)
-        assert self.arena.bytes[self.flag_at(position)] == 0
-        self.arena.bytes[self.flag_at(position)] = 1
+        size = self.place.ring_size
+        place = self.flags + (self.slot * size + position % size) // 32 * 2
+        flag = position // size % 128 << 9 | position % 32 // 16 << 8 | 255
+        assert self.arena.bytes.view(np.uint16)[place // 2] != flag
+        self.arena.bytes.view(np.uint16)[place // 2] = flag
 
     def learn_tail(self):
         words = self.host.words
@@ -132,13 +131,10 @@ class Rig:
         return (self.place.ring_readers + slot * L.READER_STRIDE + offset) // 8
 
     def copy(self, slot, unit, device, host):
-        size, at = self.place.ring_size, self.drained[slot]
-        while at < self.copied[slot]:
-            end = min(self.copied[slot], at - at % size + size)
-            offset, count = (slot * size + at % size) // unit, (end - at) // unit
-            found = self.device.bytes[device + offset : device + offset + count]
-            self.arena.bytes[host + offset : host + offset + count] = found
-            at = end
+        """More than is wanted, as the agent does it."""
+        size = self.place.ring_size // unit
+        found = self.device.bytes[device + slot * size : device + (slot + 1) * size]
+        self.arena.bytes[host + slot * size : host + (slot + 1) * size] = found
 
     def copy_flags(self, slot):
         self.copied[slot] = self.producers[slot].head
@@ -150,10 +146,8 @@ class Rig:
 
     def give_out(self, slot, groups):
         """``groups``: (position, end) of those that were published when flags were copied."""
-        producer, at = self.producers[slot], self.drained[slot]
-        ends = dict(groups)
+        at, ends = self.drained[slot], dict(groups)
         while at in ends and ends[at] <= self.copied[slot]:
-            self.device.bytes[producer.flag_at(at)] = 0
             at = ends[at]
         self.drained[slot] = at
         self.arena.words[self.word(slot, "limit")] = at

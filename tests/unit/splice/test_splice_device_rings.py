@@ -32,9 +32,9 @@ def spliced(arch, *, on_device):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_what_publishes_waits_for_the_device_only(arch):
-    """A byte is stored behind a fence of the device's scope; nothing waits for the host."""
+    """A flag is stored behind a fence of the device's scope; nothing waits for the host."""
     lines = spliced(arch, on_device=True)
-    flags = [n for n, text in enumerate(lines) if "STG.E.U8.STRONG.GPU" in text]
+    flags = [n for n, text in enumerate(lines) if "STG.E.U16.STRONG.GPU" in text]
     assert flags
     for flag in flags:
         assert any("MEMBAR" in text and "GPU" in text for text in lines[max(0, flag - 12) : flag])
