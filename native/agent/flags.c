@@ -14,6 +14,12 @@ static uint64_t large(const struct arena *arena, const struct ring *ring, uint64
     return here ? (EGPU_RING_GROUP_HEADER + count * ((size + 7) & ~7ull) + 15) & ~15ull : 0;
 }
 
+/* What the flag of a group at this place has for its beginning. */
+static uint64_t second(uint64_t at)
+{
+    return at % SPAN / GRANULE * EGPU_RING_FLAG_SECOND;
+}
+
 /* Up to where published groups follow each other, from `position` on to `end`, which is in its lap.
  *
  * A flag of this lap was written by this lap's group: what is found where no group of this lap has
@@ -25,28 +31,26 @@ static uint64_t large(const struct arena *arena, const struct ring *ring, uint64
 uint64_t egpu_published(const struct arena *arena, const struct ring *ring, uint64_t position,
                         uint64_t end)
 {
-    uint64_t size = ring->map->ring_size, wrap = size - 1, granules = UINT64_MAX, step = 0;
+    uint64_t size = ring->map->ring_size, at = position % size, stop = at + (end - position);
     uint64_t lap = position / size % EGPU_RING_LAPS << EGPU_RING_FLAG_LAP;
     const uint16_t *flags = (const void *)(arena->host + ring->map->host_flags +
                                            ring->slot * size / SPAN * FLAG);
-    while (position < end) {
-        uint64_t second = position % SPAN / GRANULE * EGPU_RING_FLAG_SECOND;
-        uint64_t found = flags[(position & wrap) / SPAN] ^ (lap | second);
-        if (found != granules) {
-            if (found == 0 || found > EGPU_RING_FLAG_LARGE)
-                break;
-            granules = found;
-            step = granules * GRANULE;
-            if (granules == EGPU_RING_FLAG_FILLER)
-                step = size - (position & wrap);
-        }
-        if (granules == EGPU_RING_FLAG_LARGE && (step = large(arena, ring, position)) == 0)
+    while (at < stop) {
+        uint64_t step, granules = flags[at / SPAN] ^ (lap | second(at));
+        if (granules == 0 || granules > EGPU_RING_FLAG_LARGE)
             break;
-        if (step > end - position)
+        if (granules == EGPU_RING_FLAG_LARGE)
+            step = large(arena, ring, position - position % size + at);
+        else
+            step = granules == EGPU_RING_FLAG_FILLER ? size - at : granules * GRANULE;
+        if (step == 0 || step > stop - at)
             break;
-        position += step;
+        at += step;
+        while (granules != EGPU_RING_FLAG_LARGE && step <= stop - at &&
+               flags[at / SPAN] == (lap | second(at) | granules))
+            at += step;
     }
-    return position;
+    return position - position % size + at;
 }
 
 /* Zero bytes behind the copies of the map's control blocks. */
