@@ -152,11 +152,19 @@ struct lane {
     bool hurried; /* rings filled up when heads were last seen */
 };
 
+/* Copies that are to be made. */
+struct uploads {
+    CUdeviceptr *to, *from;
+    size_t *sizes, count;
+    bool one_by_one; /* the driver does not take many at once */
+};
+
 /* How far rings in device memory are copied. */
 struct draining {
     bool active; /* there are some, and they are still copied */
     bool hurried; /* the next turn should come soon */
     uint64_t *drained, *copied; /* of each ring, as `positions` */
+    struct uploads uploads;
     struct lane lanes[EGPU_LANES];
 };
 

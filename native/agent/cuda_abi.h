@@ -56,6 +56,8 @@ enum {
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     CU_MEMHOSTREGISTER_PORTABLE = 1,
     CU_MEMHOSTREGISTER_DEVICEMAP = 2,
+    CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1,
+    CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE = 1,
     CU_MEMORYTYPE_HOST = 1,
     CU_MEMORYTYPE_DEVICE = 2,
     CU_JIT_ERROR_LOG_BUFFER = 5,
@@ -159,6 +161,15 @@ typedef struct {
     } allocFlags;
 } CUmemAllocationProp;
 
+typedef struct {
+    int srcAccessOrder;
+    struct {
+        int type, id;
+    } srcLocHint, dstLocHint;
+    unsigned flags;
+} CUmemcpyAttributes;
+
+_Static_assert(sizeof(CUmemcpyAttributes) == 24, "CUmemcpyAttributes");
 _Static_assert(sizeof(CUlaunchAttribute) == 72, "CUlaunchAttribute");
 _Static_assert(sizeof(CUlaunchConfig) == 56, "CUlaunchConfig");
 _Static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS_v1) == 56, "CUDA_KERNEL_NODE_PARAMS_v1");

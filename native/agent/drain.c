@@ -11,10 +11,6 @@
 
 #include "drain.h"
 
-/* Bytes that are copied for nothing rather than calling the driver once more, which takes longer
- * (about 2 us, or 110 KB of an H200's link). */
-enum { NEAR = 64 << 10 };
-
 /* Up to where the session is done. */
 static uint64_t reader(const struct arena *arena, const struct ring *ring)
 {
@@ -32,7 +28,7 @@ const char *egpu_drain_begin(struct arena *arena)
         total += arena->rings[i].count;
     draining->drained = calloc(total, sizeof *draining->drained);
     draining->copied = calloc(total, sizeof *draining->copied);
-    if (draining->drained == NULL || draining->copied == NULL)
+    if (draining->drained == NULL || draining->copied == NULL || !egpu_upload_begin(arena, total))
         return "out of memory";
     EACH_LANE(arena, lane)
     {
@@ -101,58 +97,6 @@ static uint64_t claimed(const struct arena *arena, const struct ring *ring)
     return (head < most ? head : most) / GRANULE * GRANULE;
 }
 
-/* Bytes of a map that go up from `from` in the device arena to `to` in the host arena; those from
- * `begin` to `end` are still to be copied. */
-struct upload {
-    uint64_t from, to, begin, end;
-};
-
-static bool upload_now(struct arena *arena, struct lane *lane, struct upload *upload)
-{
-    uint64_t begin = upload->begin, size = upload->end - begin;
-    upload->begin = upload->end = 0;
-    return size == 0 || CALL(cuMemcpyDtoHAsync_v2, arena->host + upload->to + begin,
-                             arena->address + upload->from + begin, size,
-                             lane->stream) == CUDA_SUCCESS;
-}
-
-/* What lies near what is still to be copied is copied with it.  So bytes are copied that nobody asked
- * for; that does no harm.  Those that the reader may look at are the same on the device: their room is
- * no producer's before the tail moves.  The others it looks at only after they were asked for. */
-static bool upload(struct arena *arena, struct lane *lane, struct upload *upload, uint64_t begin,
-                   uint64_t end)
-{
-    if (upload->end != 0 && begin > upload->end + NEAR && !upload_now(arena, lane, upload))
-        return false;
-    if (upload->end == 0)
-        upload->begin = begin;
-    if (upload->end < end)
-        upload->end = end;
-    return true;
-}
-
-/* From each ring what was claimed, of which `unit` bytes have `bytes` here, in the order of places. */
-static bool upload_rings(struct arena *arena, struct lane *lane, const struct part *part,
-                         struct upload up, uint64_t unit, uint64_t bytes)
-{
-    EACH_RING(*part, ring)
-    {
-        uint64_t size = ring.map->ring_size, first = ring.slot * size;
-        uint64_t begin = place(&ring, arena->draining.drained[ring.number]);
-        uint64_t end = begin + arena->draining.copied[ring.number] -
-                       arena->draining.drained[ring.number];
-        if (end > first + size) { /* it goes on at the ring's beginning */
-            if (!upload(arena, lane, &up, first / unit * bytes, (end - size) / unit * bytes))
-                return false;
-            end = first + size;
-        }
-        if (begin != end &&
-            !upload(arena, lane, &up, begin / unit * bytes, end / unit * bytes))
-            return false;
-    }
-    return upload_now(arena, lane, &up);
-}
-
 /* How far rings are copied.  `copied` of their readers is withdrawn for all whose bytes may change. */
 static bool look_at_heads(struct arena *arena, struct lane *lane)
 {
@@ -182,18 +126,12 @@ static bool copy_records(struct arena *arena, struct lane *lane)
     if (!any)
         return true;
     EACH_PART(arena, lane, part)
-    {
-        struct upload flags = {.from = part.map->device_flags, .to = part.map->host_flags};
-        if (!upload_rings(arena, lane, &part, flags, SPAN, FLAG))
-            return false;
-    }
+        egpu_upload_flags(arena, &part);
+    if (!egpu_upload(arena, lane->stream))
+        return false;
     EACH_PART(arena, lane, part)
-    {
-        struct upload data = {.from = part.map->device_data, .to = part.map->host_data};
-        if (!upload_rings(arena, lane, &part, data, 1, 1))
-            return false;
-    }
-    return true;
+        egpu_upload_records(arena, &part);
+    return egpu_upload(arena, lane->stream);
 }
 
 /* Up to where the ring's groups are published, from where they were drained. */

@@ -1,4 +1,4 @@
-/* Rings in device memory, as drain.c and flags.c see them. */
+/* Rings in device memory, as drain.c, flags.c and upload.c see them. */
 #ifndef EGPU_DRAIN_H
 #define EGPU_DRAIN_H
 
@@ -66,5 +66,11 @@ uint64_t egpu_published(const struct arena *arena, const struct ring *ring, uint
                         uint64_t end);
 bool egpu_flags_clear(struct arena *arena, struct lane *lane, const struct ring *ring,
                       uint64_t position, uint64_t end);
+
+/* upload.c */
+bool egpu_upload_begin(struct arena *arena, uint64_t rings);
+void egpu_upload_flags(struct arena *arena, const struct part *part);
+void egpu_upload_records(struct arena *arena, const struct part *part);
+bool egpu_upload(struct arena *arena, CUstream stream);
 
 #endif

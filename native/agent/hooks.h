@@ -104,6 +104,7 @@
   USE(cuMemHostGetDevicePointer_v2, (CUdeviceptr *address, void *memory, unsigned flags)) \
   USE(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t size, CUstream stream)) \
   USE(cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t size, CUstream stream)) \
+  USE(cuMemcpyBatchAsync, (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *firsts, size_t attribute_count, size_t *failed, CUstream stream)) \
   USE(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D_v2 *copy, CUstream stream)) \
   USE(cuMemsetD8Async, (CUdeviceptr to, unsigned char value, size_t size, CUstream stream)) \
   USE(cuStreamCreate, (CUstream *stream, unsigned flags)) \

@@ -1,7 +1,7 @@
 /* Producers on a pretended device, the agent's draining and the session's reader, in a random order
  * of their steps: copies are made word by word, in any order, while producers go on.
  *
- *     agent_unit_drain SEED STEPS FAIL     the FAILth call of the driver fails (0: none)
+ *     agent_unit_drain SEED STEPS FAIL     copies fail from the FAILth on (0: none does)
  *
  * With an even SEED groups begin at the same places in all laps but one of EGPU_RING_LAPS: a flag from
  * then, which is not written again, must not pass for one of the lap with the same number.
@@ -47,6 +47,7 @@ static struct stream {
 static unsigned made, calls, fail;
 static uint64_t state, discarded;
 static bool regular;
+static enum { MANY_TAKEN, MANY_ABSENT, MANY_REFUSED } many;
 static bool said;
 
 static uint64_t random_below(uint64_t limit)
@@ -69,7 +70,7 @@ static CUresult add(CUstream handle, struct job job)
 {
     static const uint64_t steps[] = {1, 7, 11, 13};
     struct stream *stream = (void *)handle;
-    if (++calls == fail)
+    if (++calls >= fail && fail != 0)
         return 700;
     if (stream->jobs == QUEUE)
         bad("queue full");
@@ -104,6 +105,25 @@ static CUresult copy_out(void *to, CUdeviceptr from, size_t size, CUstream strea
                                     .unit = unit, .to_pitch = unit, .from_pitch = unit});
 }
 
+/* In any order, like the bytes of one copy.  Drivers before 12.8 do not have it; others may refuse. */
+static CUresult copy_many(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count,
+                          CUmemcpyAttributes *attributes, size_t *firsts, size_t attribute_count,
+                          size_t *failed, CUstream stream)
+{
+    if (attribute_count != 1 || *firsts != 0 || failed == NULL || count == 0 ||
+        attributes->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
+        bad("arguments that no driver takes");
+    uint64_t at = random_below(count);
+    for (size_t i = 0; i < count; i++, at = (at + 1) % count) {
+        if (many == MANY_REFUSED && i > 0)
+            return CUDA_ERROR_INVALID_VALUE;
+        CUresult result = copy_out((void *)(uintptr_t)to[at], from[at], sizes[at], stream);
+        if (result != CUDA_SUCCESS)
+            return result;
+    }
+    return CUDA_SUCCESS;
+}
+
 static CUresult copy_words(const CUDA_MEMCPY2D_v2 *copy, CUstream stream)
 {
     return add(stream, (struct job){.to = (unsigned char *)(uintptr_t)copy->dstDevice,
@@ -136,6 +156,8 @@ void *egpu_real(enum egpu_entry_point point)
     switch (point) {
     case EP_cuMemcpyDtoHAsync_v2:
         return (void *)(uintptr_t)copy_out;
+    case EP_cuMemcpyBatchAsync:
+        return many == MANY_ABSENT ? NULL : (void *)(uintptr_t)copy_many;
     case EP_cuMemcpy2DAsync_v2:
         return (void *)(uintptr_t)copy_words;
     case EP_cuMemcpyHtoDAsync_v2:
@@ -343,6 +365,7 @@ int main(int argc, char **argv)
     if (argc != 4)
         return 2;
     state = strtoull(argv[1], NULL, 10) * 2654435761u + 88172645463325252u;
+    many = strtoull(argv[1], NULL, 10) % 3;
     regular = strtoull(argv[1], NULL, 10) % 2 == 0;
     fail = (unsigned)strtoul(argv[3], NULL, 10);
     lay_out(&arena);
@@ -382,5 +405,8 @@ int main(int argc, char **argv)
            (unsigned long long)dropped);
     free(arena.draining.drained);
     free(arena.draining.copied);
+    free(arena.draining.uploads.to);
+    free(arena.draining.uploads.from);
+    free(arena.draining.uploads.sizes);
     return 0;
 }
