@@ -143,13 +143,12 @@ struct command {
 };
 
 enum { EGPU_LANES = 2 };
-enum drain_stage { DRAIN_IDLE, DRAIN_HEADS, DRAIN_RECORDS };
 
-/* A share of every map's rings in device memory; the stream is empty whenever the stage changes. */
+/* A share of every map's rings in device memory. */
 struct lane {
     CUstream stream;
-    enum drain_stage stage;
-    bool hurried; /* rings filled up when heads were last seen */
+    bool records; /* some were to be copied when the stream was last empty */
+    bool hurried; /* rings filled up then */
 };
 
 /* Copies that are to be made. */

@@ -1,10 +1,12 @@
-/* Records of rings in device memory, by the protocol of egpu.maps.ring_table: heads up, then flags and
- * records up, then what is published to the reader.  On the agent's thread and under the arena lock.
+/* Records of rings in device memory, by the protocol of egpu.maps.ring_table.  On the agent's thread and
+ * under the arena lock.
  *
  * The rings of each map are split among lanes, each with a stream that nothing else uses: while one
  * lane's flags are looked at, others' copies are under way.  Everything that is said of an order holds
- * within a lane: a ring's head, flags, records, cleared flags and tail go over its lane's stream only,
- * and a stage of a lane begins when that stream is empty. */
+ * within a lane: a ring's tail, flags, records, head and cleared flags go over its lane's stream only,
+ * and the lane's next step begins when that stream is empty.  A step gives out what was published in
+ * the records that came, and then copies tails, what the heads that came say was claimed, and heads:
+ * behind the records, so that the next step needs to wait for nothing. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -75,7 +77,6 @@ static bool copy_tails(struct arena *arena, struct lane *lane)
 
 static bool copy_heads(struct arena *arena, struct lane *lane)
 {
-    lane->stage = DRAIN_HEADS;
     EACH_PART(arena, lane, part)
     {
         uint64_t first = part.first * EGPU_RING_CONTROL_SIZE;
@@ -97,7 +98,8 @@ static uint64_t claimed(const struct arena *arena, const struct ring *ring)
     return (head < most ? head : most) / GRANULE * GRANULE;
 }
 
-/* How far rings are copied.  `copied` of their readers is withdrawn for all whose bytes may change. */
+/* How far rings are to be copied, by the heads that came: zeros at first.  `copied` of their readers is
+ * withdrawn for all whose bytes may change. */
 static bool look_at_heads(struct arena *arena, struct lane *lane)
 {
     struct draining *draining = &arena->draining;
@@ -121,10 +123,6 @@ static bool look_at_heads(struct arena *arena, struct lane *lane)
 /* What was claimed: the flags before the records, which are then as new as the flags at least. */
 static bool copy_records(struct arena *arena, struct lane *lane)
 {
-    bool any = look_at_heads(arena, lane);
-    lane->stage = any ? DRAIN_RECORDS : DRAIN_IDLE;
-    if (!any)
-        return true;
     EACH_PART(arena, lane, part)
         egpu_upload_flags(arena, &part);
     if (!egpu_upload(arena, lane->stream))
@@ -167,7 +165,7 @@ static bool give_out(struct arena *arena, struct lane *lane)
         atomic_store_explicit(word(arena, &ring, EGPU_RING_READER_AT_COPIED), end,
                               memory_order_release);
     }
-    lane->stage = DRAIN_IDLE;
+    lane->records = false;
     return true;
 }
 
@@ -178,22 +176,29 @@ static void stop(struct arena *arena)
              arena->device.ordinal);
 }
 
-/* What follows a stage that is over. */
-static bool advance(struct arena *arena, struct lane *lane)
+/* Whether more was claimed than was copied last. */
+static bool grown(const struct arena *arena, const struct lane *lane)
 {
-    switch (lane->stage) {
-    case DRAIN_RECORDS:
-        return give_out(arena, lane);
-    case DRAIN_HEADS:
-        return copy_records(arena, lane);
-    default:
-        return true;
+    EACH_PART(arena, lane, part)
+    EACH_RING(part, ring)
+    {
+        if (claimed(arena, &ring) > arena->draining.copied[ring.number])
+            return true;
     }
+    return false;
 }
 
-static bool begin(struct arena *arena, struct lane *lane)
+/* The lane's stream is empty.  What waits for a group that is not published is not copied again at
+ * once: as long as no copy is on its way the reader has what lies behind that, should the workload be
+ * killed. */
+static bool step(struct arena *arena, struct lane *lane)
 {
-    return copy_tails(arena, lane) && copy_heads(arena, lane);
+    bool gave = lane->records;
+    if (gave && !give_out(arena, lane))
+        return false;
+    lane->records = (!gave || grown(arena, lane)) && look_at_heads(arena, lane);
+    return copy_tails(arena, lane) && (!lane->records || copy_records(arena, lane)) &&
+           copy_heads(arena, lane);
 }
 
 /* The arena's context is current. */
@@ -204,32 +209,30 @@ void egpu_drain_turn(struct arena *arena)
     EACH_LANE(arena, lane)
     {
         CUresult result = CALL(cuStreamQuery, lane->stream);
-        if (result != CUDA_ERROR_NOT_READY &&
-            (result != CUDA_SUCCESS || !advance(arena, lane) ||
-             (lane->stage == DRAIN_IDLE && !begin(arena, lane)))) {
+        if (result != CUDA_ERROR_NOT_READY && (result != CUDA_SUCCESS || !step(arena, lane))) {
             stop(arena);
             return;
         }
-        draining->hurried |= lane->stage == DRAIN_RECORDS || lane->hurried;
+        draining->hurried |= lane->records || lane->hurried;
     }
 }
 
-/* Everything of a lane that is claimed now, while no kernel runs; waits for it, but not for ever. */
+/* Everything of a lane that is claimed now, while no kernel runs; waits for it, but not for ever.  The
+ * second step from now has heads as they are now. */
 static bool finish(struct arena *arena, struct lane *lane, uint64_t deadline)
 {
     const struct timespec nap = {0, 50000};
-    bool begun = false;
-    while (egpu_now() < deadline) {
+    for (int steps = 0; egpu_now() < deadline;) {
         CUresult result = CALL(cuStreamQuery, lane->stream);
         if (result == CUDA_ERROR_NOT_READY) {
             nanosleep(&nap, NULL);
             continue;
         }
-        if (result != CUDA_SUCCESS || !advance(arena, lane))
+        if (result != CUDA_SUCCESS)
             return false;
-        if (lane->stage == DRAIN_IDLE && begun)
-            return true;
-        if (lane->stage == DRAIN_IDLE && !(begun = begin(arena, lane)))
+        if (steps++ == 2)
+            return !lane->records || give_out(arena, lane);
+        if (!step(arena, lane))
             return false;
     }
     return true;
