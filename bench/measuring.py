@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -64,8 +65,14 @@ class Measured:
     drained: list[tuple[float, int]] = field(default_factory=list)  # the same, out of device memory
 
     def drain_rate(self) -> float:
-        """Bytes per second out of device memory in the best 2 ms or more, headers included."""
-        best, start, rows = 0.0, 0, self.drained
+        """Bytes per second out of device memory in the best 2 ms or more, headers included.
+
+        Bytes come many at once, when they have been copied.  So times are looked at that begin and
+        end where some came: what comes then was copied in this time, but for what another stream
+        had begun with.
+        """
+        rows = [row for before, row in pairwise(self.drained) if row[1] > before[1]]
+        best, start = 0.0, 0
         for now, drained in rows:
             while now - rows[start + 1][0] >= _DRAIN_S if start + 1 < len(rows) else False:
                 start += 1

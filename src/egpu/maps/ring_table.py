@@ -18,9 +18,9 @@ the groups of each lap whose number is RING_CLEARED_LAPS - 1 modulo RING_CLEARED
 before its room is given back (by copies of zeros, which need no room on an SM as a kernel does).
 Such a lap goes over every span.  What is found in a span in any lap is then 0, or was written at
 most RING_CLEARED_LAPS laps ago, which is half of RING_LAPS, and two laps of so few never have one
-number.  A ``tail`` is written behind the clearing of the flags up to there, in the same stream, and
-``limit`` moves only while that stream is empty: no producer gets room whose flags are still to be
-cleared.
+number.  A ``tail`` is written behind the clearing of the flags up to there, in the same stream of
+copies, which every ring has for all of this, and ``limit`` moves only while that is empty: no
+producer gets room whose flags are still to be cleared.
 """
 
 from __future__ import annotations
