@@ -6,8 +6,9 @@
  * With an even SEED groups begin at the same places in all laps but one of EGPU_RING_LAPS: a flag from
  * then, which is not written again, must not pass for one of the lap with the same number.
  *
- * Prints laps of the ring that went round least, records produced, received, discarded and dropped; exits with 1 at the first record that is
- * not what was written, or out of order, or missing. */
+ * Prints laps of the ring that went round least, groups found behind limits, records produced, received,
+ * discarded and dropped; exits with 1 at the first record that is not what was written, or out of order,
+ * or missing. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +46,7 @@ static struct stream {
     unsigned first, jobs;
 } streams[STREAMS];
 static unsigned made, calls, fail;
-static uint64_t state, discarded;
+static uint64_t state, discarded, behind;
 static bool regular;
 static enum { MANY_TAKEN, MANY_ABSENT, MANY_REFUSED } many;
 static bool said;
@@ -334,6 +335,34 @@ static void read_some(void)
     }
 }
 
+/* If the workload were killed now: what the session would find behind its limit. */
+static void check_behind(int map, int slot)
+{
+    const unsigned char *data = host + rings[map].host_data + slot * RING;
+    const unsigned char *flags = host + rings[map].host_flags + slot * (RING / EGPU_RING_GRANULE);
+    uint64_t reader[3], words[2], serial, word;
+    memcpy(reader, host + rings[map].host_offset + slot * EGPU_READER_STRIDE, sizeof reader);
+    for (uint64_t at = reader[1]; at < reader[2]; at += EGPU_RING_GRANULE) {
+        uint16_t found;
+        memcpy(&found, flags + at % RING / EGPU_RING_FLAG_SPAN * EGPU_RING_FLAG_SIZE, sizeof found);
+        memcpy(words, data + at % RING, sizeof words);
+        uint64_t size = words[0] & UINT32_MAX, count = words[0] >> 32;
+        if (found == 0 || (found & ~0xffu) != flag_of(at) || count == EGPU_RING_PAD_COUNT)
+            continue;
+        if ((words[1] & ~EGPU_RING_DISCARD) != at + 1)
+            bad("a flag came before its group's header");
+        for (uint64_t i = 0; i < size / 8 * count; i++) {
+            const unsigned char *record = data + at % RING + EGPU_RING_GROUP_HEADER;
+            record += i / (size / 8) * size;
+            memcpy(&serial, record, sizeof serial);
+            memcpy(&word, record + i % (size / 8) * 8, sizeof word);
+            if (word != content(serial, i % (size / 8)))
+                bad("a flag came before its group's records");
+        }
+        behind++;
+    }
+}
+
 /* ------------------------------------------------------------------ the test */
 
 static void lay_out(struct arena *arena)
@@ -381,8 +410,12 @@ int main(int argc, char **argv)
             egpu_drain_turn(&arena);
         else
             read_some();
+        for (int i = 0; step % 16 == 0 && i < MAPS * SLOTS; i++)
+            check_behind(i / SLOTS, i % SLOTS);
     }
     uint64_t produced = 0, dropped = 0, received = 0, laps = UINT64_MAX;
+    for (int i = 0; i < 1000; i++) /* of which no head says anything yet */
+        produce(true);
     for (int i = 0; i < 100000; i++)
         produce(false);
     egpu_drain_all(&arena, UINT64_MAX);
@@ -400,8 +433,8 @@ int main(int argc, char **argv)
         bad("a failure was not said");
     if (said ? received + discarded > produced : received + discarded != produced)
         bad("records are missing");
-    printf("%llu %llu %llu %llu %llu\n", (unsigned long long)laps, (unsigned long long)produced,
-           (unsigned long long)received, (unsigned long long)discarded,
+    printf("%llu %llu %llu %llu %llu %llu\n", (unsigned long long)laps, (unsigned long long)behind,
+           (unsigned long long)produced, (unsigned long long)received, (unsigned long long)discarded,
            (unsigned long long)dropped);
     free(arena.draining.drained);
     free(arena.draining.copied);
