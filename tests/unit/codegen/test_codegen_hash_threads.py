@@ -115,8 +115,13 @@ def test_totals(entries):
     assert found == {key: (3 * key).to_bytes(8, "little") * 2 for key in found}
     assert len(found) == shown.counter("count") == inserted[0] - deleted[0]
     assert shown.counter("full") == inserted[7]
-    assert bool(inserted[7]) == (entries < KEYS)
-    assert shown.counter("busy") == inserted[16] + updated[16] == 0
+    if entries < KEYS:
+        assert inserted[7]
+    else:  # a thread that is not running may have deleted what it has not counted yet
+        assert inserted[7] * 50 < inserted[0]
+    # Nor does a place become free while the thread that holds it is not running.
+    assert shown.counter("busy") == inserted[16] + updated[16]
+    assert (inserted[16] + updated[16]) * 50 < inserted[0]
     place, shape = arenas.layout.places[0], hash_table(spec)
     for number in range(shape.slots):
         slot = place.offset + shape.table + number * shape.stride
