@@ -6,6 +6,7 @@ reads them (the layout is a table of constants, so nothing of the floor above is
 
 from __future__ import annotations
 
+from egpu.maps.initial import initial_chunks
 from egpu.maps.layout import (
     ARENA_HEADER,
     ARENA_HEADER_SIZE,
@@ -45,7 +46,6 @@ from egpu.maps.layout import (
     HashTable,
     copy_stride,
     hash_table,
-    initial_chunks,
     plan,
     round_up,
 )

@@ -4,10 +4,10 @@ from egpu.maps.access import check_read, check_write
 from egpu.maps.changes import Changes, MapHost, UpdateFlag, Values
 from egpu.maps.contents import Contents, Kept, contents_of, pack, unpack
 from egpu.maps.hash_view import HashView
+from egpu.maps.initial import initial_chunks
 from egpu.maps.layout import (
     ArenaLayout,
     MapPlace,
-    initial_chunks,
     plan,
 )
 from egpu.maps.memory import HostArena, RingControl, Snapshot, ring_controls

@@ -95,7 +95,7 @@ from egpu.bpf.maptypes import (
     table_slots,
     traits,
 )
-from egpu.bpf.program import NO_MAP, MapSpec
+from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
 from egpu.maps.declared import check_declaration
 
@@ -465,36 +465,6 @@ def _ring_size(spec: MapSpec, sm_slots: int) -> int:
             hint="lower max_entries",
         )
     return size
-
-
-def initial_chunks(
-    layout: ArenaLayout, maps: Sequence[MapSpec], pid: int
-) -> list[tuple[int, bytes]]:
-    """What a zero-filled device arena gets before its first launch: (offset, bytes) in order.
-
-    The header (probes enabled, ``pid`` as the workload's) and the contents of .rodata and .data.
-    """
-    header = bytearray(ARENA_HEADER_SIZE)
-    values = {
-        "magic": ARENA_MAGIC,
-        "version": LAYOUT_VERSION,
-        "sm_slots": layout.sm_slots,
-        "size": layout.device_size,
-        "pid": pid,
-        "enabled": 1,
-    }
-    for name, value in values.items():
-        offset, size = ARENA_HEADER[name]
-        header[offset : offset + size] = value.to_bytes(size, "little")
-    chunks = [(0, bytes(header))]
-    for spec, place in zip(maps, layout.places, strict=True):
-        if spec.initial is not None:
-            chunks.append((place.offset, spec.initial))
-        if spec.inner:
-            inner = (0 if n == NO_MAP else layout.places[n].offset for n in spec.inner)
-            table = b"".join(offset.to_bytes(8, "little") for offset in inner)
-            chunks.append((place.offset, table))
-    return chunks
 
 
 def ring_zeros(place: MapPlace) -> int:

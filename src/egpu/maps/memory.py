@@ -109,7 +109,7 @@ class HostArena:
     def create(cls, layout: ArenaLayout, initial: Sequence[tuple[int, bytes]] = ()) -> Self:
         """A new arena for ``layout``.
 
-        ``initial`` (``layout.initial_chunks``) fills the snapshot area, so that maps read as their
+        ``initial`` (``initial.initial_chunks``) fills the snapshot area, so that maps read as their
         initial contents until the first snapshot.  Raises UnsupportedError without memfd_create.
         """
         if not hasattr(os, "memfd_create"):
