@@ -10,7 +10,7 @@ from egpu.bpf.program import NO_MAP, MapSpec
 from egpu.codegen import HostProgram
 from egpu.errors import InternalError
 from egpu.maps import plan
-from egpu.maps.layout import initial_chunks
+from egpu.maps.initial import initial_chunks
 from egpu.maps.outer_view import OuterView
 from egpu.session.additive import additive_maps
 

@@ -13,11 +13,11 @@ from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import Level, MapSpec
 from egpu.codegen import Launch, Together, compile_probe
 from egpu.image.ptx import parse
+from egpu.maps.initial import initial_chunks
 from egpu.maps.layout import (
     LAUNCH_BLOCK,
     LAUNCH_BLOCK_SIZE,
     RING_CONTROL,
-    initial_chunks,
     plan,
 )
 from egpu.maps.ringbuf import RingReader

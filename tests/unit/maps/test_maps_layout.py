@@ -7,7 +7,7 @@ import pytest
 from egpu.bpf.maptypes import MAP_TRAITS, MapType
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError, UnsupportedError
-from egpu.maps import RingTable, ring_table
+from egpu.maps import RingTable, initial_chunks, ring_table
 from egpu.maps import layout as L
 
 ARRAY = MapSpec("a", MapType.ARRAY, 4, 12, 10)
@@ -73,7 +73,7 @@ def test_maps_that_cannot_be_laid_out_are_refused_by_name(monkeypatch):
 def test_initial_chunks_hold_header_and_contents():
     maps = [ARRAY, DATA]
     plan = L.plan(maps, 5)
-    (at, header), (data_at, data) = L.initial_chunks(plan, maps, 4711)
+    (at, header), (data_at, data) = initial_chunks(plan, maps, 4711)
     assert at == 0
     assert header[:8] == b"EGPUARNA"
     fields = {

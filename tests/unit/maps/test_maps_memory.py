@@ -8,8 +8,8 @@ import pytest
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import MapSpec
 from egpu.errors import AgentError
+from egpu.maps import initial_chunks, memory
 from egpu.maps import layout as L
-from egpu.maps import memory
 from egpu.maps.memory import HostArena, RingControl, ring_controls
 
 MAPS = [MapSpec("a", MapType.ARRAY, 4, 8, 4), MapSpec("r", MapType.RINGBUF, 0, 0, 1)]
@@ -22,7 +22,7 @@ def put(arena, name, value):
 
 
 def test_a_new_arena_reads_as_its_initial_contents():
-    chunks = L.initial_chunks(PLAN, MAPS, 7)
+    chunks = initial_chunks(PLAN, MAPS, 7)
     with HostArena.create(PLAN, chunks) as arena:
         shot = arena.snapshot()
         assert shot.data[:8] == b"EGPUARNA"
