@@ -16,6 +16,7 @@ from egpu.verifier import Limits, Policy, verify
 
 ROUNDS = 500
 KEYS = 8
+THREADS = 4
 SIZE = 8 + 3 * 256
 # r1 = memory: a seed, then how often each result came of insertions, updates and deletions (32
 # words each).  Each round inserts (NOEXIST) or updates (EXIST) a key, then may delete it.
@@ -78,16 +79,22 @@ exit
 """
 
 
-@pytest.mark.parametrize("entries", [KEYS, 3])
+@pytest.mark.parametrize("entries", [KEYS + THREADS, KEYS, 3])
 def test_totals(entries):
     """Insertions less deletions are what is left, no slot or lock is left held, no value is torn
-    between keys; a full map refuses what it has no room for."""
+    between keys; a full map refuses what it has no room for.
+
+    A deletion counts as an entry until it is over (``egpu.codegen.hashes``), and a thread may be
+    kept from ending one for long: so there is always room with one entry more for each thread.
+    """
     spec = MapSpec("h", MapType.HASH, 8, 16, entries)
     program = program_from_code(assemble(MIX), "p", maps=(spec,))
     limits = Limits(cost=10**9)
     verified = verify(program, policy=Policy.EXECUTOR, memory_size=SIZE, limits=limits)
     arenas = HostArenas(verified)
-    blocks = [bytearray(seed.to_bytes(8, "little") + bytes(SIZE - 8)) for seed in range(1, 5)]
+    blocks = [
+        bytearray(seed.to_bytes(8, "little") + bytes(SIZE - 8)) for seed in range(1, THREADS + 1)
+    ]
 
     with HostProgram(verified, arenas=arenas) as host:
 
@@ -106,7 +113,7 @@ def test_totals(entries):
         return sum(int.from_bytes(block[start : start + 8], "little") for block in blocks)
 
     inserted, updated, deleted = ({n: count(what, n) for n in range(32)} for what in range(3))
-    assert sum(inserted.values()) + sum(updated.values()) == 4 * 20 * ROUNDS
+    assert sum(inserted.values()) + sum(updated.values()) == THREADS * 20 * ROUNDS
     assert {n for n, times in inserted.items() if times} <= {0, 7, 16, 17}
     assert {n for n, times in updated.items() if times} <= {0, 2, 16}
     assert {n for n, times in deleted.items() if times} <= {0, 2}
@@ -115,13 +122,12 @@ def test_totals(entries):
     assert found == {key: (3 * key).to_bytes(8, "little") * 2 for key in found}
     assert len(found) == shown.counter("count") == inserted[0] - deleted[0]
     assert shown.counter("full") == inserted[7]
+    if entries > KEYS:
+        assert inserted[7] == 0
     if entries < KEYS:
-        assert inserted[7]
-    else:  # a thread that is not running may have deleted what it has not counted yet
-        assert inserted[7] * 50 < inserted[0]
-    # Nor does a place become free while the thread that holds it is not running.
-    assert shown.counter("busy") == inserted[16] + updated[16]
-    assert (inserted[16] + updated[16]) * 50 < inserted[0]
+        assert inserted[7] > 0
+    # A thread that is kept from running for 2 ** 20 rounds of another may make that one give up.
+    assert shown.counter("busy") == inserted[16] + updated[16] <= THREADS
     place, shape = arenas.layout.places[0], hash_table(spec)
     for number in range(shape.slots):
         slot = place.offset + shape.table + number * shape.stride
