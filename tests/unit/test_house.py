@@ -56,6 +56,23 @@ def test_modules_are_short():
     assert LONG_MODULES.keys() - long == set(), "these rows are no longer needed"
 
 
+def test_no_name_is_given_twice():
+    """A second function of one name hides the first, and nobody calls that any more."""
+    twice = []
+    for path in tracked_files():
+        if path.suffix != ".py":
+            continue
+        for scope in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(scope, (ast.Module, ast.ClassDef)):
+                continue
+            named = [
+                each for each in scope.body if isinstance(each, (ast.FunctionDef, ast.ClassDef))
+            ]
+            plain = [each.name for each in named if not each.decorator_list]
+            twice += [f"{relative(path)}: {name}" for name in {*plain} if plain.count(name) > 1]
+    assert twice == []
+
+
 def test_names_say_what_a_module_is_for():
     files = [*tracked_files(), *MODULES]
     named = {relative(path) for path in files if path.stem.lower() in EMPTY_NAMES}
