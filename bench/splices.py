@@ -6,7 +6,8 @@
 Needs ptxas and no GPU.  IMAGE is a cubin, a fatbin, or a program or library, whose fatbins are the
 images that its process loads, each for itself.  Up to N kernels of each image (of every N-th one)
 get the tool's probes, as a session would do it; the first one pays for compiling the probes.  Times
-are of one core's work, in milliseconds, and an image's first kernel pays for opening it.
+are of the answering thread's work, in milliseconds: keeping a twin on disk is another's.  An
+image's first kernel pays for opening it.
 """
 
 from __future__ import annotations
@@ -99,13 +100,14 @@ def one_round(
     times, firsts, refused = [], [], 0
     for seen in kernels:
         images = builder.images_read
-        begin = time.process_time()
+        begin = time.thread_time()
         if isinstance(builder.resolve(seen), Twin):
-            times.append((time.process_time() - begin) * 1e3)
+            times.append((time.thread_time() - begin) * 1e3)
             if builder.images_read > images:
                 firsts.append(times[-1])
         else:
             refused += 1
+    builder.settle()
     return times, firsts, refused
 
 

@@ -89,6 +89,7 @@ def cached_round(assembler: Assembler, cache: TwinCache) -> dict[str, float]:
     if not isinstance(builder.resolve(seen), Twin):
         sys.exit(f"twins.py: {builder.reports()}")
     times["find"] = (time.perf_counter() - last) * 1e3
+    builder.settle()
     return times | {"cached": float(builder.reports()[0].cached)}
 
 

@@ -33,6 +33,9 @@ class Broker:
         seen.image()
         return Unmatched()
 
+    def answered(self):
+        pass
+
 
 def sample(rng):
     message = rng.choice(wire.MESSAGES)

@@ -12,12 +12,12 @@ import tempfile
 from functools import partial
 
 from egpu.cli import main
-from egpu.session import twins
+from egpu.session import splicing
 from egpu.splice.sass_rules import EVERY_RULE, Rule
 
 
 def take_out(rule: Rule) -> None:
-    twins.splice_sass = partial(twins.splice_sass, rules=EVERY_RULE - {rule})
+    splicing.splice_sass = partial(splicing.splice_sass, rules=EVERY_RULE - {rule})
 
 
 if __name__ == "__main__":

@@ -61,6 +61,23 @@ def test_launches_become_twins(bench, broker, bind):
     assert "agent_workload plain 5" in broker.started[0][1]
 
 
+def test_no_launch_waits_for_what_a_session_does_behind_its_answer(bench, broker):
+    go, begun = threading.Event(), threading.Event()
+
+    def answered():
+        begun.set()
+        assert go.wait(60)
+
+    broker.answered = answered
+    with bench.server(broker) as server:
+        result = bench.finish(bench.start(server.socket_path, "plain", 5))
+        assert begun.is_set()
+        go.set()
+        assert server.drain()
+        assert only(server).probed == 5
+    assert (result.returncode, result.complaints, server.problems) == (0, [], [])
+
+
 def test_counts_are_exact_at_exit_without_synchronise(bench, broker):
     with bench.server(broker) as server:
         result = bench.run(server, "plain", 9)

@@ -426,6 +426,7 @@ class Server:
         except BaseException:
             self._send_answer(peer, packet, Refused("internal error of the session"))
             raise
+        self._broker.answered()
 
     def _send_answer(self, peer: Peer, packet: Packet, answer: Twin | Refused | Unmatched) -> None:
         request, epoch = packet.request, packet.fields["epoch"]

@@ -269,5 +269,8 @@ class Broker(Protocol):
     def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
         """Is there a twin of this kernel?"""
 
+    def answered(self) -> None:
+        """What ``resolve`` gave was sent: there is time for what no launch waits for."""
+
     def host_call(self, call: HostCall) -> None:
         """Run what is attached there; the thread waits.  Only with Feature.HOST_ENTRY or _EXIT."""

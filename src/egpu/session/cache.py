@@ -116,19 +116,19 @@ class BuiltTwin:
         return b"".join((len(text).to_bytes(4, "little"), text, self.image))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> BuiltTwin:
+    def from_bytes(cls, data: memoryview) -> BuiltTwin:
         """The inverse of :meth:`to_bytes`, whose result a checksum has kept whole; ValueError if
         something else was written.
         """
         end = 4 + int.from_bytes(data[:4], "little")
         try:
-            head = json.loads(data[4:end])
+            head = json.loads(bytes(data[4:end]))
             head.pop("origin", None)
             for name in ("globals", "uncovered"):
                 head[name] = tuple(head[name])
             head["way"] = Way(head["way"])
             head["patches"] = tuple((offset, addend) for offset, addend in head["patches"])
-            return cls(image=data[end:], **head)
+            return cls(image=bytes(data[end:]), **head)
         except (AttributeError, RecursionError, TypeError, KeyError) as error:
             raise ValueError(f"not a twin: {error}") from error
 
@@ -206,8 +206,8 @@ class TwinCache:
 
     def store(self, key: str, twin: BuiltTwin, origin: Origin | None = None) -> None:
         """Keep ``twin``. A full or read-only disk is remembered in ``failure`` and is no error."""
-        code = twin.to_bytes(origin)
         try:
+            code = twin.to_bytes(origin)
             try:
                 handle, name = self._unfinished()
             except FileNotFoundError:
@@ -218,13 +218,14 @@ class TwinCache:
                     file.write(CACHE_FORMAT + hashlib.sha256(code).digest())
                     file.write(code)
                 os.replace(name, os.path.join(self._directory, key + SUFFIX))
-            except OSError:
+            except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(name)
                 raise
             self._keep_within_limit(len(CACHE_FORMAT) + _DIGEST + len(code))
-        except OSError as error:
-            self.failure = f"twins are not cached in {self._directory}: {error.strerror}"
+        except (OSError, MemoryError) as error:
+            why = error.strerror if isinstance(error, OSError) else "out of memory"
+            self.failure = f"twins are not cached in {self._directory}: {why}"
 
     def _unfinished(self) -> tuple[int, str]:
         """A new file under a name that nobody else has."""
@@ -245,7 +246,7 @@ class TwinCache:
 def _read_twin(file: int) -> BuiltTwin | None:
     """What an open file of the cache holds, None if it is not as it was written."""
     with open(file, "rb", buffering=0, closefd=False) as stream:
-        body = checked(stream.readall())
+        body = _checked(memoryview(stream.readall()))
     if body is None:
         return None
     try:
@@ -254,7 +255,7 @@ def _read_twin(file: int) -> BuiltTwin | None:
         return None
 
 
-def checked(data: bytes) -> bytes | None:
+def _checked(data: memoryview) -> memoryview | None:
     """What a file of the cache holds, None if it is of another format or not as it was written."""
     head = len(CACHE_FORMAT)
     body = data[head + _DIGEST :]

@@ -192,6 +192,7 @@ class Session:
             self._arenas,
             self._host,
         )
+        self._cleanup.callback(self._broker.builder.settle)
         try:
             reuse_pinned(self._arenas)
             prepare(self)
@@ -244,6 +245,7 @@ class Session:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences that a report must say (no assembler, cache not writable, stale snapshot)."""
+        self._broker.builder.settle()
         notes = list(self._notes)
         if self._cache is not None and self._cache.failure:
             notes.append(self._cache.failure)
@@ -468,11 +470,15 @@ class _Broker:
     def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
         return self.builder.resolve(seen)
 
+    def answered(self) -> None:
+        self.builder.settle()
+
     def host_call(self, call: HostCall) -> None:
         self._host.run(call)
 
     def process_started(self, pid: int, command: str) -> None:
-        """Nothing to do: arenas are made when a context appears."""
+        """Arenas are made when a context appears; compiling takes as long as that."""
+        self.builder.prepare()
 
     def process_ended(self, pid: int) -> None:
         """Its images are forgotten; its maps outlive it."""

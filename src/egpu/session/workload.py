@@ -220,6 +220,10 @@ class _Forwarding:
     def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
         return Unmatched() if self.target is None else self.target.resolve(seen)
 
+    def answered(self) -> None:
+        if self.target is not None:
+            self.target.answered()
+
     def host_call(self, call: HostCall) -> None:
         if self.target is not None:
             self.target.host_call(call)

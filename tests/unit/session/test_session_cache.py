@@ -217,7 +217,7 @@ def test_clearing_leaves_what_is_not_ours(tmp_path):
     assert clear(tmp_path / "not made yet").entries == 0
 
 
-@pytest.mark.parametrize("module", ["session/assemble.py", "session/twins.py", "splice/sass.py"])
+@pytest.mark.parametrize("module", ["session/assemble.py", "session/splicing.py", "splice/sass.py"])
 def test_a_change_of_what_builds_twins_is_another_key(tmp_path, module):
     (tmp_path / module).parent.mkdir()
     (tmp_path / module).write_text("a = 1")

@@ -11,7 +11,7 @@ from egpu.bpf.own_maps import with_own_maps
 from egpu.errors import UnsupportedError
 from egpu.image import list_kernels, open_image
 from egpu.maps import plan
-from egpu.session import twins
+from egpu.session import attached, splicing
 from egpu.session.arrivals import verify_all
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
@@ -89,7 +89,7 @@ def test_ptx_where_the_machine_code_is_refused(monkeypatch):
     def refuse(*_):
         raise UnsupportedError("this kernel")
 
-    monkeypatch.setattr(twins, "splice_sass", refuse)
+    monkeypatch.setattr(splicing, "splice_sass", refuse)
     assert way_of("zstd.fatbin", machine_code=True) is Way.PTX
     data = (IMAGES / "machine_code.fatbin").read_bytes()
     seen = KernelSeen(1, DeviceInfo(0, 9, 0, 132, "test"), "add", 1, 1, image=lambda: data)
@@ -103,8 +103,8 @@ def test_ptx_where_the_machine_code_is_refused(monkeypatch):
 @pytest.mark.parametrize("name", ["zstd.fatbin", "machine_code.fatbin"])
 def test_ptx_where_the_machine_code_costs_blocks(monkeypatch, name, loss):
     """Unless that is allowed, or there is no PTX: whether the launch fits is the agent's to say."""
-    splice = twins.splice_sass
-    monkeypatch.setattr(twins, "splice_sass", lambda *rest: replace(splice(*rest), registers=33))
+    splice = splicing.splice_sass
+    monkeypatch.setattr(splicing, "splice_sass", lambda *rest: replace(splice(*rest), registers=33))
     by_ptx = name == "zstd.fatbin" and not loss
     expected = Way.PTX if by_ptx else Way.MACHINE_CODE
     assert way_of(name, machine_code=True, allow_occupancy_loss=loss) is expected
@@ -130,3 +130,56 @@ def test_hash_maps_in_machine_code(name):
     answer = made.resolve(seen)
     assert isinstance(answer, Twin), answer
     assert [report.way for report in made.reports()] == [Way.MACHINE_CODE]
+
+
+def compilations(monkeypatch, result=None):
+    """The programs that are compiled from now on, in turn; ``result``: what is raised instead."""
+    done, compile_probe = [], attached.compile_probe
+
+    def noted(verified, **options):
+        done.append(verified.program.name)
+        if result is not None:
+            raise result
+        return compile_probe(verified, **options)
+
+    monkeypatch.setattr(attached, "compile_probe", noted)
+    return done
+
+
+def seen_of(name, kernel="add", *, captured=False):
+    data, device = (IMAGES / name).read_bytes(), DeviceInfo(0, 9, 0, 132, "test")
+    return KernelSeen(1, device, kernel, 1, 1, captured=captured, image=lambda: data)
+
+
+@needs_ptxas
+@pytest.mark.parametrize(
+    ("name", "machine_code"),
+    [("zstd.fatbin", True), ("plain.fatbin", True), ("plain.fatbin", False)],
+)
+def test_programs_are_compiled_before_a_kernel_is_asked_for(monkeypatch, name, machine_code):
+    done, made = compilations(monkeypatch), builder(machine_code)
+    made.prepare()
+    assert len(done) == 2
+    made.prepare()  # of another process
+    assert isinstance(made.resolve(seen_of(name)), Twin)
+    assert len(done) == 2
+    assert made.reports()[0].image_ms > 0
+
+
+@needs_ptxas
+def test_once_kernels_are_asked_for_only_what_they_need_is_compiled(monkeypatch):
+    done, made = compilations(monkeypatch), builder(machine_code=True)
+    assert isinstance(made.resolve(seen_of("zstd.fatbin", captured=True)), Twin)
+    assert len(done) == 2
+    made.prepare()
+    assert len(done) == 2
+
+
+def test_what_cannot_be_compiled_is_said_of_the_kernels(monkeypatch):
+    done = compilations(monkeypatch, UnsupportedError("this program"))
+    made = builder(machine_code=False)
+    made.prepare()
+    assert len(done) == 2
+    refused = made.resolve(seen_of("plain.fatbin"))
+    assert isinstance(refused, Refused)
+    assert "this program" in refused.reason
