@@ -49,16 +49,18 @@ def check_probe(words: Sequence[int], arch: int) -> None:
 def check_meetings(words: Sequence[int], arch: int) -> None:
     """UnsupportedError for a probe in which lanes go on elsewhere than behind where they meet, so
     that they cannot do without meeting."""
-    for index, word in enumerate(words):
-        if OPCODE.of(word) != BSSY:
-            continue
-        place = _place(index, word, arch)
-        if not _meets(words[place - 1], BARRIER.of(word)):
-            raise UnsupportedError(f"a probe in which lanes meet in an unknown way (at {index})")
-
-
-def _meets(word: int, barrier: int) -> bool:
-    return OPCODE.of(word) == BSYNC and BARRIER.of(word) == barrier
+    began = {
+        (_place(at, word, arch), BARRIER.of(word)): at
+        for at, word in enumerate(words)
+        if OPCODE.of(word) == BSSY
+    }
+    ended = {
+        (at + 1, BARRIER.of(word)): at for at, word in enumerate(words) if OPCODE.of(word) == BSYNC
+    }
+    unknown = began.keys() ^ ended.keys()
+    if unknown:
+        at = min((began | ended)[each] for each in unknown)
+        raise UnsupportedError(f"a probe in which lanes meet in an unknown way (at {at})")
 
 
 def check_spliced(before: Code, after: Code, arch: int) -> None:

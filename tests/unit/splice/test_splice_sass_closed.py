@@ -73,8 +73,14 @@ def test_a_probe_keeps_to_itself():
             check_probe(words, ARCH)
     with pytest.raises(UnsupportedError, match="a jump out of it"):
         check_probe([instruction(NOP) & ~0xFFF | 0x949, end], ARCH)  # BRX: through a register
-    with pytest.raises(UnsupportedError, match="meet in an unknown way"):
-        check_meetings([meeting(3, 3), branch(ARCH, 0), met(2), end], ARCH)
+    for words in (
+        [meeting(3, 3), branch(ARCH, 0), met(2), end],
+        [meeting(3, 3), met(3), met(3), end],  # from the first of them, too, lanes go to the end
+        [meeting(3, 3), branch(ARCH, 0), branch(ARCH, 0), end],
+        [branch(ARCH, 0), met(3), end],
+    ):
+        with pytest.raises(UnsupportedError, match="meet in an unknown way"):
+            check_meetings(words, ARCH)
 
 
 @needs_tools
