@@ -8,6 +8,7 @@
  *     budget MICROSECONDS                    fewer launches where a row would take longer
  *     each KERNEL BLOCKS THREADS N LAUNCHES PAUSE    median of launches timed one by one
  *     batch KERNEL BLOCKS THREADS N LAUNCHES PAUSE   best of three rounds, back to back
+ *     burst KERNEL BLOCKS THREADS N LAUNCHES PAUSE   as each; "begun": when each began (CLOCK_MONOTONIC)
  *     copy NAME 1 1 BYTES LAUNCHES 0         the same memory copied from the device to the host
  *
  * A kernel gets three pointers, thirds of the memory, and N.  Each row is one JSON object on a line,
@@ -189,6 +190,19 @@ static void batch(const struct row *row, CUfunction function)
            (unsigned long)row->blocks * row->threads, ROUNDS * launches + WARM_UP, least);
 }
 
+static void burst(const struct row *row, CUfunction function)
+{
+    printf("{\"kernel\": \"%s\", \"threads\": %lu, \"launches\": %d, \"begun\": [", row->name,
+           (unsigned long)row->blocks * row->threads, row->launches);
+    for (int i = 0; i < row->launches; i++) {
+        printf("%s%.1f", i > 0 ? ", " : "", now());
+        launch(row, function);
+        CHECK(cuCtxSynchronize());
+        rest(row->pause);
+    }
+    printf("], \"ended\": %.1f}\n", now());
+}
+
 static int run(const struct row *row)
 {
     CUfunction function = NULL;
@@ -199,6 +213,8 @@ static int run(const struct row *row)
         return -1;
     if (strcmp(row->how, "batch") == 0)
         batch(row, function);
+    else if (strcmp(row->how, "burst") == 0)
+        burst(row, function);
     else
         each(row, function);
     return fflush(stdout);

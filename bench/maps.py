@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -146,8 +147,8 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
 
     Those are of launches that the rings have room for, as "dropped" shows; "flowing" is what the
     reader, which is one thread of Python, takes out in a process of its own while launches follow
-    each other; "reader" what it takes by itself; "drained" what the agent copies out of rings in
-    device memory at best.
+    each other; "reader" what it takes by itself.  For rings in device memory "drained" says how
+    fast their records come out of it.
     """
     divisor = FULL.threads // scale.threads
     link, region = _LINK_BYTES // divisor, _REGION // divisor
@@ -182,11 +183,64 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
         "link_store_gigabytes_per_s": round(stored, 2),
         "flowing_gigabytes_per_s": round(flowing / (ended - began) / 1e9, 2),
         "reader_gigabytes_per_s": round(found.read_bytes / max(found.read_s, 1e-9) / 1e9, 2),
-        "drained_gigabytes_per_s": round(max(found.drain_rate(), flow.drain_rate()) / 1e9, 2),
         "flowing": _all_records(flow),
         **what,
         "rows": [ring_row(found, kind, size, max(copied, stored)) for kind, size in RECORDS],
+        "drained": drained(scale, ways, copied) if ways[3] == "device" else [],
     }
+
+
+_BURSTS = (32 << 20, 128 << 20)  # bytes with headers, which rings hold while nobody reads
+_BURST_PAUSES = 5  # of a row of records: the reader waits until all is there
+_LEAST_PAUSE_US = 60_000
+_BURST_LAUNCHES = 5, 3  # at full scale, and small
+
+
+def drained(scale: Scale, ways: Ways, link: float) -> list[dict[str, object]]:
+    """Bytes per second out of rings in device memory, as shares of what the link copies.
+
+    From when a launch begins until all it wrote is in the host's memory; of a large launch and a
+    small one the differences, in which what each takes alike is not.  A launch that writes slower
+    than is copied shows how fast it writes.
+    """
+    divisor = FULL.threads // scale.threads
+    pause = max(_BURST_PAUSES * scale.pause_us, _LEAST_PAUSE_US)
+    launches = _BURST_LAUNCHES[divisor > 1]
+    rows = []
+    for kind, size in RECORDS:
+        for least, burst in enumerate(_BURSTS, 1):
+            groups = burst // divisor // _group_bytes(kind, size)
+            blocks = max(least, groups * _PER_GROUP[kind] // BLOCK)
+            rows.append(f"burst ring_{kind}_{size} {blocks} {BLOCK} 0 {launches} {pause}")
+    found = measured(replace(_ring_plan(rows, 4096), quiet=True), ways)
+    _all_records(found)
+    out = []
+    for (kind, size), few, many in zip(RECORDS, found.rows[::2], found.rows[1::2], strict=True):
+        times, sizes = zip(*(_typical(found.bursts(row)) for row in (few, many)), strict=True)
+        check("bytes of a larger burst are more", sizes[1] > sizes[0], True)
+        longer = times[1] - times[0]
+        rate = (sizes[1] - sizes[0]) / longer / 1e9 if longer > 0 else None  # on a busy machine
+        payload = size * (_PER_GROUP[kind] // _PER_RECORD[kind]) / _group_bytes(kind, size)
+        out.append(
+            {
+                "records": f"{size} bytes, {kind}",
+                "gigabytes_per_s": rate and round(rate * payload, 2),
+                "with_headers": rate and round(rate, 2),
+                "share_of_link": rate and round(rate * payload / link, 3),
+                "share_with_headers": rate and round(rate / link, 3),
+                "burst_us": [round(each * 1e6) for each in times],
+            }
+        )
+    return out
+
+
+def _group_bytes(kind: str, size: int) -> int:
+    return _HEADER + size * (_PER_GROUP[kind] // _PER_RECORD[kind])
+
+
+def _typical(bursts: list[tuple[float, int]]) -> tuple[float, int]:
+    """The median time, and the bytes of a launch."""
+    return statistics.median(time for time, _ in bursts), max(size for _, size in bursts)
 
 
 def _ring_plan(rows: list[str], memory: int) -> Plan:

@@ -25,7 +25,7 @@ from building import build_native, command, link_with_driver  # noqa: E402 - the
 START = time.monotonic()
 BLOCK = 256  # threads
 _POLL_S = 0.01  # seldom, so that few of the launches that are timed are read meanwhile
-_WATCH_S, _DRAIN_S = 0.0002, 0.002
+_WATCH_S, _QUIET_S = 0.0002, 0.02
 
 
 def say(what: str) -> None:
@@ -47,6 +47,7 @@ class Plan:
     steps: tuple[str, ...]
     maps: tuple[str, ...] = ()
     rings: tuple[str, ...] = ()
+    quiet: bool = False  # rings are read only when nothing came out of device memory for a while
     budget_us: int = 400_000  # a row
     thread_slots: int | None = None
 
@@ -64,22 +65,17 @@ class Measured:
     read: list[tuple[float, int]] = field(default_factory=list)  # when, bytes until then
     drained: list[tuple[float, int]] = field(default_factory=list)  # the same, out of device memory
 
-    def drain_rate(self) -> float:
-        """Bytes per second out of device memory in the best 2 ms or more, headers included.
-
-        Bytes come many at once, when they have been copied.  So times are looked at that begin and
-        end where some came: what comes then was copied in this time, but for what another stream
-        had begun with.
-        """
-        rows = [row for before, row in pairwise(self.drained) if row[1] > before[1]]
-        best, start = 0.0, 0
-        for now, drained in rows:
-            while now - rows[start + 1][0] >= _DRAIN_S if start + 1 < len(rows) else False:
-                start += 1
-            began, before = rows[start]
-            if now - began >= _DRAIN_S:
-                best = max(best, (drained - before) / (now - began))
-        return best
+    def bursts(self, row: dict) -> list[tuple[float, int]]:
+        """Of each launch of a row of bursts: seconds from its begin until the last of what it wrote
+        to rings in device memory was in the host's, and bytes of that, headers included."""
+        begun = [each / 1e6 for each in row["begun"]]
+        found = []
+        for began, ended in pairwise([*begun, row["ended"] / 1e6]):
+            before = max((bytes_ for at, bytes_ in self.drained if at <= began), default=0)
+            last = max((bytes_ for at, bytes_ in self.drained if at <= ended), default=before)
+            done = next((at for at, bytes_ in self.drained if bytes_ == last), began)
+            found.append((max(0.0, done - began), last - before))
+        return found
 
     def row(self, kernel: str) -> dict:
         return next(row for row in self.rows if row["kernel"] == kernel)
@@ -139,7 +135,7 @@ def measure(
         ended = threading.Event()
         readers = [
             threading.Thread(target=_read_rows, args=(output, found, keep, ended)),
-            threading.Thread(target=_drain, args=(running, plan.rings, found, ended)),
+            threading.Thread(target=_drain, args=(running, plan, found, ended)),
         ]
         if rings == "device":
             watching = (running, plan.rings, found, ended)
@@ -173,15 +169,18 @@ def _read_rows(path: Path, found: Measured, keep: Callable, ended: threading.Eve
                     row, line = json.loads(line), ""
                     row |= {"step": len(found.rows), "at": time.monotonic()}
                     found.rows.append(row)
-                    say(f"{row['kernel']}: {row['us']} us, {row['launches']} launches")
+                    took = f"{row['us']} us" if "us" in row else "bursts"
+                    say(f"{row['kernel']}: {took}, {row['launches']} launches")
                     keep(found.rows)
 
 
-def _drain(running: object, names: Sequence[str], found: Measured, ended: threading.Event) -> None:
-    last, pause = not names, 0.0
+def _drain(running: object, plan: Plan, found: Measured, ended: threading.Event) -> None:
+    last, pause = not plan.rings, 0.0
     while not last:
         last, pause = ended.wait(pause), _POLL_S
-        for name in names:
+        if plan.quiet and not last and not _quiet(found):
+            continue
+        for name in plan.rings:
             for _, reader in running.maps[name].readers():
                 began, taken = time.monotonic(), 0
                 for batch in reader.batches():
@@ -192,6 +191,15 @@ def _drain(running: object, names: Sequence[str], found: Measured, ended: thread
                     now = time.monotonic()
                     found.read_s += now - began
                     found.read.append((now, found.read_bytes))
+
+
+def _quiet(found: Measured) -> bool:
+    """Whether nothing came for a while."""
+    if not found.drained:
+        return False
+    now, bytes_ = found.drained[-1]
+    since = next((at for at, drained in reversed(found.drained) if drained != bytes_), 0.0)
+    return now - since >= _QUIET_S
 
 
 def _watch(running: object, names: Sequence[str], found: Measured, ended: threading.Event) -> None:
