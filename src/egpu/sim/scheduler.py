@@ -48,26 +48,28 @@ class Threads:
         step = int(self.ready.min())
         if step == NEVER:
             return None
-        members = self.ready == step
-        count = int(np.count_nonzero(members))
-        if count == len(self.ready):
+        members = np.flatnonzero(self.ready == step)
+        if len(members) == len(self.ready):
             self._runs = 0
             return step, slice(None), int(NEVER)
-        others = self.ready[self.ready > step]
-        above = int(others.min()) if len(others) else int(NEVER)
+        above = self._above(step)
         if above == NEVER:
             self._runs = 0
-            return step, np.flatnonzero(members), above
+            return step, members, above
         self._runs += 1
         if self._runs > self._patience:
             return self._other_group()
-        return step, np.flatnonzero(members), above
+        return step, members, above
+
+    def _above(self, step: int) -> int:
+        """The lowest step above the lowest one, where each distance that is less wraps around."""
+        distances = (self.ready - np.int32(step + 1)).view(np.uint32)
+        return min(int(distances.min()) + step + 1, int(NEVER))
 
     def _other_group(self) -> tuple[int, slice | Array, int]:
         """The groups take turns for a while; then the lowest has its patience anew."""
         self._patience = SPINNING_PATIENCE
-        steps = np.unique(self.ready)
-        steps = steps[steps != NEVER]
+        steps = np.unique(self.ready[np.flatnonzero(self.ready != NEVER)])
         self._turn += 1
         place = self._turn % len(steps)
         if self._runs > self._patience + 4 * len(steps):
