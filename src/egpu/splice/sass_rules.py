@@ -183,6 +183,12 @@ def settled(words: tuple[int, ...], rules: frozenset[Rule]) -> tuple[int, ...]:
     )
 
 
+def before_wait(word: int, rules: frozenset[Rule]) -> int:
+    """An instruction right before one that waits: a scoreboard that it sets is seen by then."""
+    sets = {WRITE_SCOREBOARD.of(word), READ_SCOREBOARD.of(word)} != {NO_SCOREBOARD}
+    return _visible(word, rules) if sets else word
+
+
 def _visible(word: int, rules: frozenset[Rule]) -> int:
     early = Rule.VISIBLE_SCOREBOARD in rules and STALL.of(word) < _VISIBLE_AFTER
     return STALL.set(word, _VISIBLE_AFTER) if early else word

@@ -45,6 +45,7 @@ from egpu.splice.sass_probe import (
 from egpu.splice.sass_rules import (
     Rule,
     after_everything,
+    before_wait,
     jump_for_exit,
     nothing,
     register_count,
@@ -181,6 +182,8 @@ class Splice:
                 probe[index] = jump_for_exit(probe[index], self._arch, distance, self._rules)
         if Rule.MEETING_AGAIN in self._rules:
             probe = list(between_barriers(probe, self._arch))
+        if probe:  # the assembler counts on an EXIT there, which waits for nothing
+            probe[-1] = before_wait(probe[-1], self._rules)
         tail = [read_clock(self._starts[kind], _SPECIALS[kind]) for kind in self._starts]
         if OPCODE.of(first) != NOP:
             tail.append(self._displaced(first, begin + len(probe) + len(tail)))

@@ -23,6 +23,7 @@ from egpu.session.additive import additive_maps
 from egpu.splice.sass import splice_sass
 from egpu.splice.sass_carried import carried, pairs_named
 from egpu.splice.sass_choice import assembled
+from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     ALL_SCOREBOARDS,
     BARRIER,
@@ -55,16 +56,18 @@ from egpu.splice.sass_encoding import (
     Field,
     bytes_of,
     distance_of,
+    instruction,
     is_store,
     loads_stack_pointer,
     words_of,
 )
 from egpu.splice.sass_encoding import EXIT as EXIT_OPCODE
 from egpu.splice.sass_numbers import free_numbers, renamed
-from egpu.splice.sass_probe import ProbeSetting, assemble_probes
+from egpu.splice.sass_probe import ProbeBlock, ProbeBlocks, ProbeSetting, assemble_probes
 from egpu.splice.sass_ptx import Apart, Manner
 from egpu.splice.sass_rules import EVERY_RULE, Rule, settled, without_meetings
-from egpu.splice.sass_uniform import Usage, usage, usage_exact
+from egpu.splice.sass_splice import Care, Splice
+from egpu.splice.sass_uniform import NOTHING, Usage, usage, usage_exact
 from egpu.tools.registry import find_tool, load_object
 from egpu.verifier import verify
 
@@ -235,6 +238,28 @@ def test_visible_scoreboard(arch):
         arch=arch,
         original=quick,
     )
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_visible_scoreboard_of_the_last_instruction(arch):
+    """The assembler counts on an EXIT behind it, which waits for nothing."""
+    parts = take_apart(open_cubin(cubin("plain", arch)))
+    kernel = open_kernel(parts, "vector_add")
+    text = Code.of(parts.parts[kernel.text].data)
+    load = next(word for word in text if BASE.of(word) in LOADS)
+    last = STALL.set(WRITE_SCOREBOARD.set(load, 0), 1)
+    block = ProbeBlock((last, instruction(EXIT_OPCODE)), 0, 8, 0)
+    blocks = ProbeBlocks(block, None, 64, 0, ())
+
+    def stall(rules):
+        work = Splice(kernel, text, int(arch), blocks, Care(NOTHING, 0, rules))
+        after = list(work.text())[len(text) :]
+        at = next(at for at, word in enumerate(after) if OPCODE.of(word) == OPCODE.of(load))
+        assert WAIT.of(after[at + 1]) == ALL_SCOREBOARDS
+        return STALL.of(after[at])
+
+    assert stall(EVERY_RULE) == 2
+    assert stall(EVERY_RULE - {Rule.VISIBLE_SCOREBOARD}) == 1
 
 
 def test_landed_loads():
