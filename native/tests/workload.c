@@ -1,5 +1,8 @@
 /* A workload of many scenes: agent_workload SCENE [NUMBER].  It prints "done" when every call
- * succeeded. */
+ * succeeded.
+ *
+ * "slow" and "capture" with NUMBER 0 go on until the file EGPU_TEST_END is there, or for five minutes,
+ * and say on stderr how often they launched: what happens meanwhile may take its time. */
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -43,13 +46,26 @@ static void plain(int number)
     several(number);
 }
 
+/* Whether there is another launch after `made` of them. */
+static int more(int made, int number)
+{
+    enum { PAUSE_US = 20000, LIMIT = 5 * 60 * (1000000 / PAUSE_US) };
+    const char *end = getenv("EGPU_TEST_END");
+    if (made > 0)
+        usleep(PAUSE_US);
+    if (number > 0)
+        return made < number;
+    if (made < LIMIT && (end == NULL || access(end, F_OK) != 0))
+        return 1;
+    fprintf(stderr, "launched %d\n", made);
+    return 0;
+}
+
 static void slow(int number)
 {
     begin("plain");
-    for (int i = 0; i < number; i++) {
+    for (int made = 0; more(made, number); made++)
         several(1);
-        usleep(20000);
-    }
 }
 
 static void forms(int number)
@@ -120,10 +136,8 @@ static void capture(int number)
     CHECK(TYPED_V2(cuGraphKernelNodeGetParams)(nodes[1], &p));
     if (p.base.func != f || p.base.gridDimX != 3)
         exit(4);
-    for (int i = 0; i < number; i++) {
+    for (int made = 0; more(made, number); made++)
         CHECK(TYPED(cuGraphLaunch)((CUgraphExec)graph, stream));
-        usleep(20000);
-    }
 }
 
 /* Nodes made of a CUkernel, and parameters of an instantiated graph. */

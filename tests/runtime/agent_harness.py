@@ -1,10 +1,13 @@
 """Runs native/tests' workload on the stand-in driver, under the agent, with a broker of our own."""
 
+import fcntl
 import os
+import re
 import shutil
 import struct
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,11 +24,29 @@ COMMANDS = 8192
 COMMAND_SIZE = 4096
 SNAPSHOT = COMMANDS + COMMAND_SIZE
 HOST_SIZE = SNAPSHOT + DEVICE_SIZE
+PATIENCE = 100  # seconds for what takes a moment: how fast a machine is proves nothing
+UNTIL_FINISH = 0  # a number of launches: some 20 ms apart until ``Bench.finish``
+
+
+def wait_for(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
 
 
 def build(kind):
     """Builds agent, stand-in driver and workload; gives the build folder."""
     folder = ROOT / "build" / f"agent-{kind}"
+    folder.mkdir(parents=True, exist_ok=True)
+    # Tests of other files, which run at the same time, build it too.
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _build(kind, folder)
+    return folder
+
+
+def _build(kind, folder):
     options = ["-DEGPU_TESTS=ON", f"-DEGPU_SANITIZE={'ON' if kind == 'sanitized' else 'OFF'}"]
     ninja = ["-G", "Ninja"] if shutil.which("ninja") else []
     source = str(ROOT / "native")
@@ -37,7 +58,6 @@ def build(kind):
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 class Broker:
@@ -146,6 +166,8 @@ class Result:
         self.err = err
         self.pid = pid
         self.calls = [line.split(" ", 1)[1] for line in log.splitlines()]
+        # of a workload that goes on until it is told to end
+        self.launched = sum(int(n) for n in re.findall(r"^launched (\d+)$", err, re.MULTILINE))
 
     def of(self, word):
         return [call for call in self.calls if call.startswith(word)]
@@ -162,6 +184,7 @@ class Bench:
         self.folder = folder
         self.tmp = tmp
         self.log = tmp / "log"
+        self.end = tmp / "end"
 
     @property
     def agent(self):
@@ -171,6 +194,7 @@ class Bench:
         return {
             "LD_LIBRARY_PATH": str(self.folder / "tests" / "mock"),
             "MOCK_LOG": str(self.log),
+            "EGPU_TEST_END": str(self.end),
             # The agent's leaks are on purpose (readers without locks); libasan comes second.
             "ASAN_OPTIONS": "verify_asan_link_order=0:detect_leaks=0:abort_on_error=1",
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
@@ -181,9 +205,11 @@ class Bench:
         return [str(self.folder / "tests" / program), *map(str, scene)]
 
     def server(self, broker, **options):
-        return Server(self.tmp / "run", broker, **options)
+        patient = {"twin_wait_s": PATIENCE, "exit_wait_s": PATIENCE}
+        return Server(self.tmp / "run", broker, **patient | options)
 
     def start(self, socket, *scene, command=None, follow=True, **env):
+        self.end.unlink(missing_ok=True)
         return launch(
             command or self.command(*scene),
             socket,
@@ -194,15 +220,20 @@ class Bench:
             stderr=subprocess.PIPE,
         )
 
-    def finish(self, process, timeout=60):
-        out, err = process.communicate(timeout=timeout)
+    def finish(self, process):
+        """Tells a workload that goes on until then, waits for its end and gives what it did."""
+        self.end.touch()
+        try:
+            out, err = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
         log = self.log.read_text() if self.log.exists() else ""
         sys.stderr.write(err.decode())
         return Result(process, out.decode(), err.decode(), log, process.pid)
 
     def run(self, server, *scene, **more):
         result = self.finish(self.start(server.socket_path, *scene, **more))
-        assert server.drain()
+        assert server.drain(PATIENCE)
         return result
 
 

@@ -2,10 +2,10 @@
 
 import os
 import struct
-import time
 
 import agent_harness as harness
 import pytest
+from agent_harness import PATIENCE
 
 from egpu.agent.channel import WriteRow, write_row
 from egpu.errors import AgentError
@@ -30,18 +30,15 @@ class Scene:
 
     def __init__(self, bench, broker, server):
         self.bench, self.broker, self.server = bench, broker, server
-        self.process = bench.start(server.socket_path, "slow", 400)
-        end = time.monotonic() + 20
-        while not (broker.links and server.stats() and server.stats()[0].probed):
-            assert time.monotonic() < end
-            time.sleep(0.005)
+        self.process = bench.start(server.socket_path, "slow", harness.UNTIL_FINISH)
+        harness.wait_for(lambda: broker.links and server.stats() and server.stats()[0].probed)
         self.link = broker.links[0]
 
     def put(self, data, offset=0):
         os.pwrite(self.broker.hosts[0][2], data, harness.COMMANDS + offset)
 
     def device(self):
-        assert self.server.snapshot()
+        assert self.server.snapshot(PATIENCE)
         file = self.broker.hosts[0][2]
         return os.pread(file, harness.DEVICE_SIZE, harness.SNAPSHOT)
 
@@ -68,7 +65,7 @@ def test_rows_are_copied(scene):
     ]
     data = b"".join(map(write_row, rows))
     scene.put(data)
-    scene.link.write(len(data), 10)
+    scene.link.write(len(data), PATIENCE)
     device = scene.device()
     assert device[4999:5006] == b"\0hello\0"
     assert [device[6000 + 100 * n :][:3] for n in range(3)] == [b"ab\0", b"cd\0", b"ef\0"]
@@ -96,13 +93,13 @@ def test_rows_outside_are_refused(scene, head, size):
     before = scene.device()
     scene.put(struct.pack("<4Q", *head) + b"\xee" * 8)
     with pytest.raises(AgentError, match="malformed"):
-        scene.link.write(size, 10)
+        scene.link.write(size, PATIENCE)
     assert scene.device()[4104:] == before[4104:]  # the launches go on counting before
 
 
 def test_operations(scene):
-    scene.link.load(3, OPERATOR, 10)
-    scene.link.operate(3, 10, count=65, stride=32, results=2080)
+    scene.link.load(3, OPERATOR, PATIENCE)
+    scene.link.operate(3, PATIENCE, count=65, stride=32, results=2080)
     (call,) = scene.finish().of("launch egpu_operate")
     values = list(map(int, call.split("values ")[1].split()))
     base = values[0]
@@ -123,11 +120,11 @@ def test_operations(scene):
     ],
 )
 def test_operations_outside_are_refused(scene, what):
-    scene.link.load(3, OPERATOR, 10)
+    scene.link.load(3, OPERATOR, PATIENCE)
     wanted = {"number": 3, "count": 2, "stride": 32, "results": 64} | what
     number = wanted.pop("number")
     with pytest.raises(AgentError, match="malformed"):
-        scene.link.operate(number, 10, **wanted)
+        scene.link.operate(number, PATIENCE, **wanted)
     assert scene.finish().of("launch egpu_operate") == []
 
 
@@ -139,17 +136,17 @@ def test_operators_that_cannot_be_loaded(scene):
         (b".version 8.0\n// entry other params 6 regs 8 occ 8 max 64 twin 0\n", "error 500"),
     ]:
         with pytest.raises(AgentError, match=words):
-            scene.link.load(0, image, 10)
+            scene.link.load(0, image, PATIENCE)
 
 
 def test_a_process_that_is_gone(scene):
     scene.finish()
     with pytest.raises(AgentError, match="its context is gone"):
-        scene.link.write(0, 10)
+        scene.link.write(0, PATIENCE)
     assert scene.link.gone
 
 
 def test_a_context_that_is_not_known(scene):
     scene.link._number = 99
     with pytest.raises(AgentError, match="its context is gone"):
-        scene.link.write(0, 10)
+        scene.link.write(0, PATIENCE)

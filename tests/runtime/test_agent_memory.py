@@ -30,7 +30,7 @@ def memory(folder, tmp_path):
         with bench.server(broker, features=features) as server:
             command = bench.command(scene, program="agent_memory")
             result = bench.finish(bench.start(server.socket_path, command=command, **more))
-            assert server.drain()
+            assert server.drain(harness.PATIENCE)
         assert (result.returncode, result.out.split()[-1:]) == (0, ["done"]), result.err
         return result
 

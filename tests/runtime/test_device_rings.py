@@ -24,6 +24,7 @@ from host_maps import Stepper
 from print_lines import documents, wrong_lines
 
 __all__ = ["pytestmark"]
+PATIENCE = 200  # seconds for what takes a moment: how fast a machine is proves nothing
 TWO_DEVICES = ROOT / "tests" / "runtime" / "sim_programs" / "two_devices.py"
 OFFSETS = {row.name: row.offset for row in FIELDS}
 HEAD = f"""
@@ -120,6 +121,17 @@ class Taken:
         assert totals.received + totals.discarded + totals.holes == totals.produced
         assert totals.received == sum(self.records.values())
 
+    def wait_until_copied(self):
+        """Until all that the last snapshot says was claimed may be read."""
+        end = time.monotonic() + PATIENCE
+        for arena, reader in self.ring.readers():
+            controls = ring_controls(arena.host.snapshot(), reader.place, arena.layout.sm_slots)
+            assert sum(control.head for control in controls) > 0
+            for slot, control in enumerate(controls):
+                while reader._limit(slot) < control.head:
+                    assert time.monotonic() < end, f"slot {slot}: {reader._limit(slot)}"
+                    time.sleep(0.005)
+
     def _add(self, arena, batches):
         for batch in batches:
             for record in batch.records():
@@ -184,10 +196,15 @@ def test_rings_that_nobody_reads_fill_up_and_what_they_hold_comes_at_the_end():
 
 @pytest.mark.parametrize("source", [program(OUTPUT, size=4096), program(RESERVE, size=4096)])
 def test_small_rings_go_round_many_times(tmp_path, source):
-    stepper, rounds, threads = Stepper(tmp_path), 60, 7 * 33
+    """As many launches as it takes: the slower it is read, the more finds no room."""
+    stepper, rounds, threads = Stepper(tmp_path), 0, 7 * 33
+    ten_laps = 10 * 4 * 4096  # of four SMs
+    end = time.monotonic() + PATIENCE
     with session_of(stepper.argv, source, RingMemory.DEVICE) as (session, taken):
-        for _ in range(rounds):
+        while taken.records.total() * 24 <= ten_laps:
+            assert time.monotonic() < end, f"{taken.records.total()} records of {rounds} launches"
             stepper.do("first 7 33")
+            rounds += 1
             taken.take()
             time.sleep(0.005)
         stepper.end(session)
@@ -195,7 +212,7 @@ def test_small_rings_go_round_many_times(tmp_path, source):
     totals = taken.totals
     assert totals.produced + totals.dropped == rounds * threads
     assert totals.holes == 0
-    assert totals.produced * 24 > 10 * 4 * 4096  # four SMs
+    assert totals.produced * 24 > ten_laps
     assert set(taken.records.values()) == {1}
     for record in taken.records:
         launch, block, thread = (int.from_bytes(record[at : at + 8], "little") for at in (0, 8, 16))
@@ -210,7 +227,7 @@ def test_a_workload_that_is_killed(tmp_path, reading):
         for _ in range(3):
             stepper.do("first 7 33")
         session.snapshot()
-        time.sleep(1)
+        taken.wait_until_copied()
         if reading:
             taken.take()
         os.kill(session.pid, signal.SIGKILL)
