@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from examples import EXAMPLES
-from running import Built, decoded, object_of, words_of
+from running import PATIENCE, Built, decoded, object_of, words_of
 
 from egpu import session
 from egpu.bpf.object import read_object
@@ -106,7 +106,7 @@ def main(place: str, workload: str, *flags: str) -> int:
     )
     words = words_of(example, Built(Path(workload), None))
     with session.run(words, programs=made, options=options) as running:
-        status = running.wait(60)
+        status = running.wait(PATIENCE)
         print(json.dumps(found(running)))
     return status
 

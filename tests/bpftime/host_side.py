@@ -7,19 +7,20 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 from examples import EXAMPLES, Example, Ran
-from running import Built, environment, object_of, run_direct, run_loaded, words_of
+from running import PATIENCE, Built, environment, object_of, run_direct, run_loaded, words_of
 
 # A function of the workload that launches, by a name as nvcc's stubs have it.
 LAUNCHER = "cudaLaunchKernel_of"
 HOSTED = tuple(at for at, each in enumerate(EXAMPLES) if each.number in (6, 7, 8))
 (LATE,) = (each for each in EXAMPLES if each.number == 14)
-LAUNCHES, PAUSE_MS = 80, 100
+LAUNCHES = 20  # of the workload of 14 that come after the attach
 
 
 def place_of(path: Path, name: str) -> str:
@@ -69,21 +70,36 @@ def hosted(place: int, built: Built, *, simulated: bool, loader: bool) -> str:
     return right_host_side(example, ran, began, offset)
 
 
-def late(built: Built, *flags: str) -> int:
-    """Attach 14 to a workload that runs; gives how many of its launches were probed: every thread
-    of each from then on counts, and none of those before."""
-    words = words_of(LATE, built)
-    words[words.index("--launches") + 1] = str(LAUNCHES)
-    idle = _start("run", "--idle", *flags, "--", *words, "--sleep", PAUSE_MS)
-    with idle:
-        pid = re.search(r"egpu attach (\d+)", idle.stderr.readline())[1]
-        options = (*LATE.needs, "--json", "--interval", "0.05")
-        with _start("attach", pid, object_of(LATE), *options) as attached:
-            out, err = attached.communicate(timeout=100)
-        assert attached.returncode == 0, err
-        output, _ = idle.communicate(timeout=60)
-        assert idle.returncode == 0
+def late(built: Built, *flags: str) -> tuple[int, int]:
+    """Attach 14 to a workload that runs; gives how many of its launches were probed, and how many
+    there were: every thread of each from the attach on counts, and none of those before."""
+    with tempfile.TemporaryDirectory(prefix="egpu-late-") as folder:
+        attached = Path(folder) / "attached"
+        words = words_of(LATE, built)
+        words[words.index("--launches") + 1] = str(LAUNCHES)
+        words += ["--until", str(attached)]
+        with _start("run", "--idle", *flags, "--", *words) as idle:
+            try:
+                return _attached_late(idle, attached)
+            finally:
+                attached.touch()  # the workload ends, whatever has happened
+
+
+def _attached_late(idle: subprocess.Popen[str], attached: Path) -> tuple[int, int]:
+    pid = re.search(r"egpu attach (\d+)", idle.stderr.readline())[1]
+    output = idle.stdout.readline()
+    assert output == "launched 1\n", output  # there is something before the attach
+    options = (*LATE.needs, "--json", "--interval", "0.05")
+    with _start("attach", pid, object_of(LATE), *options) as attaching:
+        said = attaching.stderr.readline()
+        attached.touch()
+        out, err = attaching.communicate(timeout=PATIENCE)
+    assert attaching.returncode == 0, said + err
+    assert said == f"egpu: attached to process {pid}\n"
+    output += idle.stdout.read()
+    assert idle.wait(PATIENCE) == 0
     assert "wrong=0" in output, output
+    launches = int(re.findall(r"^launched (\d+)$", output, re.MULTILINE)[-1]) + LAUNCHES
     report = json.loads(out.splitlines()[-1])
     # One that no probe asks for shows where it launched before that was known.
     (kernel,) = [row for row in report["kernels"] if row["launches_probed"]]
@@ -95,7 +111,7 @@ def late(built: Built, *flags: str) -> int:
     assert len(maps["thread_mapping"]) == LATE.threads
     assert sum(maps["sm_histogram"].values()) == LATE.threads * probed
     assert sum(maps["warp_histogram"].values()) == LATE.threads * probed
-    return probed
+    return probed, launches
 
 
 def _start(*words: object) -> subprocess.Popen[str]:

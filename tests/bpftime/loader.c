@@ -7,7 +7,7 @@
  * --during (like --later) as soon as key 0 of the first map so named has changed; --delete deletes
  * just before that, and again after.
  * Attaches all but uprobes, with --uprobe PATH:OFFSET these too; with --no-attach it ends instead,
- * with --end-after SECONDS before it would show anything.
+ * with --end-at PIPE as soon as it can read a byte of it, before it would show anything.
  * Runs until SIGINT; then prints each map as `MAP KEY VALUE` in hexadecimal bytes, each record as
  * `MAP record VALUE` when it comes.  It knows nothing of egpu.  The prototypes stand here so that
  * libbpf's headers are not needed. */
@@ -265,10 +265,10 @@ int main(int count, char **words)
         }
     }
     changes(object, count, words, "--later");
-    const char *seconds = ring_of(count, words, "--end-after");
-    if (seconds != NULL) {
-        usleep((useconds_t)(1e6 * strtod(seconds, NULL)));
-        return 0;
+    const char *pipe = ring_of(count, words, "--end-at");
+    if (pipe != NULL) {
+        FILE *told = fopen(pipe, "r");
+        return told == NULL || fgetc(told) == EOF;
     }
     const char *gpu = ring_of(count, words, "--gpu-ring");
     const char *ring = ring_of(count, words, "--ring"), *perf = ring_of(count, words, "--perf");
@@ -304,6 +304,14 @@ int main(int count, char **words)
         else
             usleep(50000);
     }
+    /* What came after it looked last, before it was told to end. */
+    if (gpu != NULL &&
+        poll_gpu(bpf_map__fd(map_named(object, gpu)), (void *)(uintptr_t)gpu, gpu_record) < 0)
+        return 1;
+    if (records != NULL)
+        ring_buffer__poll(records, 0);
+    if (samples != NULL)
+        perf_buffer__poll(samples, 0);
     const struct bpf_map *map = NULL;
     while ((map = bpf_object__next_map(object, map)) != NULL)
         if ((gpu == NULL || strcmp(gpu, bpf_map__name(map)) != 0) &&

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +20,7 @@ import egpu as package
 from egpu.bpf.object import read_object
 
 HERE = Path(__file__).resolve().parent
+PATIENCE = 200  # seconds for what takes a moment: how fast a machine is proves nothing
 PTX = HERE / "kernels.ptx"
 COUNT_VARIABLE = "BPFTIME_MAP_GPU_THREAD_COUNT"
 # The header that every line which a program prints begins with.
@@ -78,9 +83,59 @@ def egpu(*words: object, slots: int = 1024) -> subprocess.CompletedProcess[str]:
         env=environment() | {COUNT_VARIABLE: str(slots)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
+
+
+class Gated:
+    """egpu (``words``) with a workload that launches on when it is told to; its pipe is in
+    ``folder``.
+
+    To be used with ``with``: what has not ended then is killed."""
+
+    def __init__(self, folder: Path, words: list[object]) -> None:
+        gate = folder / "gate"
+        os.mkfifo(gate)
+        self._gate = os.open(gate, os.O_RDWR)  # which waits for nobody
+        self._said = ""
+        self._running = subprocess.Popen(
+            [sys.executable, "-m", "egpu", *map(str, words), "--gate", str(gate)],
+            env=environment() | {COUNT_VARIABLE: "1024"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def wait_for(self, told: Callable[[str], bool]) -> None:
+        """Until what all of them have said is enough for ``told``."""
+        out, end = self._running.stdout, time.monotonic() + PATIENCE
+        while not told(self._said):
+            ready, _, _ = select.select([out], [], [], max(0, end - time.monotonic()))
+            part = os.read(out.fileno(), 1 << 16) if ready else b""
+            assert part, f"{'it ended' if ready else 'it takes too long'} after: {self._said}"
+            self._said += part.decode()
+
+    def go_on(self, launches: int = 1) -> None:
+        """The workload may go on after ``launches`` of its launches."""
+        os.write(self._gate, b"." * launches)
+
+    def end(self) -> str:
+        """Wait for its end, which must be a good one: all that was said."""
+        out, _ = self._running.communicate(timeout=PATIENCE)
+        self._said += out.decode()
+        assert self._running.returncode == 0, self._said
+        return self._said
+
+    def __enter__(self) -> Gated:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._gate)
+        if self._running.poll() is None:
+            os.killpg(self._running.pid, signal.SIGKILL)
+            self._running.wait()
+        self._running.stdout.close()
 
 
 def run_loaded(example: Example, built: Built, *options: str) -> Ran:
@@ -121,7 +176,7 @@ def run_direct(place: int, example: Example, built: Built, *flags: str) -> Ran:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, (done.stdout, done.stderr)

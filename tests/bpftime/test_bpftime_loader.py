@@ -13,19 +13,21 @@ from pathlib import Path
 import pytest
 from examples import EXAMPLES
 from host_side import place_of
-from running import HERE, PTX, egpu, words_of
+from running import HERE, PATIENCE, PTX, Gated, egpu, words_of
 
 PROGRAMS = HERE / "programs"
 (SHARED_MAP,) = (each for each in EXAMPLES if each.program == "gpu_shared_map")
 
 
-def under(built, program, *words, workload, options=()):
+def arguments(built, program, *words, workload, options=()):
     if built.loader is None:
         pytest.skip("there is no libbpf.so.1 on this machine")
     loader = " ".join([str(built.loader), str(PROGRAMS / f"{program}.bpf.o"), *words])
-    return egpu(
-        "run", "--sim", *options, "--loader-wait", "0.2", "--loader", loader, "--", *workload
-    )
+    return ["run", "--sim", *options, "--loader-wait", "0.2", "--loader", loader, "--", *workload]
+
+
+def under(built, program, *words, **more):
+    return egpu(*arguments(built, program, *words, **more))
 
 
 def adding(built, *more):
@@ -42,25 +44,38 @@ def test_system_calls_are_answered_as_linux_does(built):
     assert "'kprobe/k<': unbalanced brackets" in done.stderr
 
 
-def test_records_of_a_linux_ring_buffer(built):
+def records_of(built, tmp_path, program, option, name):
+    """How often each record came, and all that was said: libbpf has taken those of a launch out
+    before there is another."""
+    shape = ("--grid", "3", "--block", "50", "--launches", "6")
+    words = arguments(built, program, option, name, workload=adding(built, *shape))
+    record = re.compile(rf"^{name} record (\w+)$", re.MULTILINE)
+    with Gated(tmp_path, words) as running:
+        for number in range(1, 7):
+            running.wait_for(
+                lambda said, number=number: (
+                    f"\nlaunched {number}\n" in f"\n{said}"
+                    and len(record.findall(said)) >= 150 * number
+                )
+            )
+            running.go_on()
+        said = running.end()
+    return Counter(record.findall(said)), said
+
+
+def test_records_of_a_linux_ring_buffer(built, tmp_path):
     """More bytes than the ring has: libbpf takes them out while they come."""
-    shape = ("--grid", "3", "--block", "50", "--launches", "6", "--sleep", "50")
-    done = under(built, "ring", "--ring", "ring", workload=adding(built, *shape))
-    assert done.returncode == 0, done.stderr
-    records = Counter(re.findall(r"^ring record (\w+)$", done.stdout, re.MULTILINE))
+    records, said = records_of(built, tmp_path, "ring", "--ring", "ring")
     threads = {
         thread.to_bytes(8, "little") + bytes(16) + (thread + 1).to_bytes(4, "little") + bytes(4)
         for thread in range(150)
     }
     assert records == dict.fromkeys((each.hex() for each in threads), 6)
-    assert "dropped 00000000 0000000000000000" in done.stdout
+    assert "dropped 00000000 0000000000000000" in said
 
 
-def test_records_of_a_perf_buffer(built):
-    shape = ("--grid", "3", "--block", "50", "--launches", "6", "--sleep", "50")
-    done = under(built, "perf", "--perf", "events", workload=adding(built, *shape))
-    assert done.returncode == 0, done.stderr
-    records = Counter(re.findall(r"^events record (\w+)$", done.stdout, re.MULTILINE))
+def test_records_of_a_perf_buffer(built, tmp_path):
+    records, _ = records_of(built, tmp_path, "perf", "--perf", "events")
     threads = {  # Linux counts the padding behind a sample's size: 4 bytes here
         thread.to_bytes(8, "little") + bytes(12) + (thread + 1).to_bytes(4, "little") + bytes(4)
         for thread in range(150)
@@ -73,18 +88,20 @@ def value_of(output, name, key):
     return int.from_bytes(bytes.fromhex(found), "little")
 
 
-def test_changes_before_and_while_the_workload_runs(built):
+def test_changes_before_and_while_the_workload_runs(built, tmp_path):
     words = ("--set", "counter", "0", "1000", "--set", "counter_per_thread", "7", "70")
     words = (*words, "--delete", "counter_per_thread", "7")
     during = ("--during", "counter", "0", "5000", "--during", "counter_per_thread", "9", "90")
-    workload = [*words_of(SHARED_MAP, built), "--sleep", "1500"]
-    done = under(built, "gpu_shared_map", *words, *during, workload=workload)
-    assert done.returncode == 0, done.stderr
-    threads = SHARED_MAP.threads
-    # one launch made the loader write 5,000, and one was still to come if not two
-    assert value_of(done.stdout, "counter", "00000000") in (5000 + threads, 5000 + 2 * threads)
-    assert "counter_per_thread 7: error 2" in done.stdout  # ENOENT: deleted a moment before
-    rows = re.findall(r"^counter_per_thread (\w+) \w+$", done.stdout, re.MULTILINE)
+    workload = words_of(SHARED_MAP, built)
+    words = arguments(built, "gpu_shared_map", *words, *during, workload=workload)
+    with Gated(tmp_path, words) as running:
+        # one launch makes the loader write, and say this: ENOENT, deleted a moment before
+        running.wait_for(lambda said: "counter_per_thread 7: error 2" in said)
+        running.go_on(SHARED_MAP.launches)
+        said = running.end()
+    left = SHARED_MAP.threads * (SHARED_MAP.launches - 1)
+    assert value_of(said, "counter", "00000000") == 5000 + left
+    rows = re.findall(r"^counter_per_thread (\w+) \w+$", said, re.MULTILINE)
     assert "07000000" not in rows
     # of its two places the process has one, 7 had the other: there was no room for 9 before
     assert "09000000" in rows
@@ -180,15 +197,24 @@ def test_values_that_must_cross_between_linux_and_the_gpu_are_refused(built):
     assert "Linux and the GPU do not see each other's values" in done.stderr
 
 
-def test_links_end_with_their_loader(built):
-    workload = adding(built, "--launches", "4", "--sleep", "700")
-    done = under(built, "threadhist", "--end-after", "1.5", workload=workload)
-    assert done.returncode == 0, done.stderr
-    assert "the loader has ended: its programs are detached" in done.stderr
-    probed = re.search(r"(\d) of 4 launches probed", done.stdout)
-    assert probed, done.stdout
-    assert int(probed[1]) < 4
-    done = under(built, "threadhist", "--end-after", "0", workload=adding(built))
+def test_links_end_with_their_loader(built, tmp_path):
+    told, launches = tmp_path / "told", 50
+    os.mkfifo(told)
+    workload = adding(built, "--launches", str(launches))
+    words = arguments(built, "threadhist", "--end-at", str(told), workload=workload)
+    with Gated(tmp_path, words) as running:
+        running.wait_for(lambda said: "launched 1\n" in said)
+        told.write_bytes(b".")
+        running.wait_for(lambda said: "the loader has ended: its programs are detached" in said)
+        for number in range(1, launches):  # the workload hears of it while it launches
+            running.go_on()
+            running.wait_for(lambda said, number=number: f"launched {number + 1}\n" in said)
+        running.go_on()
+        said = running.end()
+    probed = re.search(rf"(\d+) of {launches} launches probed", said)
+    assert probed, said
+    assert 1 <= int(probed[1]) < launches
+    done = under(built, "threadhist", "--end-at", "/dev/zero", workload=adding(built))
     assert done.returncode == 1
     assert "the loader ended with 0: its links ended with it" in done.stderr
 
@@ -202,7 +228,7 @@ def test_a_loader_that_a_script_starts_ends_too(built, tmp_path):
     script.chmod(0o755)
     done = egpu("run", "--sim", "--loader-wait", "0.2", "--loader", script, "--", *adding(built))
     assert done.returncode == 0, done.stderr
-    process, deadline = Path(f"/proc/{number.read_text().strip()}"), time.monotonic() + 10
+    process, deadline = Path(f"/proc/{number.read_text().strip()}"), time.monotonic() + PATIENCE
     while process.exists() and time.monotonic() < deadline:  # until its new parent has seen it end
         time.sleep(0.05)
     assert not process.exists()

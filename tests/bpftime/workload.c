@@ -1,16 +1,21 @@
 /* The workloads of the bpftime examples: ours, through the CUDA driver API, on any device.
  *
- *     workload APP --ptx FILE [--launches N] [--grid X,Y,Z] [--block X,Y,Z] [--sleep MS]
+ *     workload APP --ptx FILE [--launches N] [--grid X,Y,Z] [--block X,Y,Z]
+ *              [--gate PIPE] [--until FILE]
  *
  * APP names a row of the table below.  Prints what it computed, and how many elements are wrong.
+ * With --gate it says "launched N" after each launch and waits until it can read a byte of the pipe.
+ * With --until it says so too, launches every 50 ms until the file is there, and then --launches more.
  * Exit code 0, 1 on a driver error, 2 for wrong usage. */
 #define _GNU_SOURCE
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef int CUresult;
 typedef int CUdevice;
@@ -61,7 +66,9 @@ struct app {
     const char *name, *kernel;
     struct shape grid, block;
     int (*run)(struct app *app);
-    int launches, sleep_ms;
+    int launches, made;
+    FILE *gate;
+    const char *until;
     CUmodule module;
     CUfunction function;
 };
@@ -97,10 +104,24 @@ static CUdeviceptr device(const void *from, size_t size)
     return address;
 }
 
-static void pause_ms(int ms)
+/* Whether there is another launch; asked before each. */
+static bool more(struct app *app)
 {
-    struct timespec time = {ms / 1000, ms % 1000 * 1000000L};
-    nanosleep(&time, NULL);
+    enum { FOR_EVER = 6000 }; /* five minutes: nobody is left who could make the file */
+    if (app->made > 0 && (app->gate != NULL || app->until != NULL)) {
+        printf("launched %d\n", app->made);
+        fflush(stdout);
+    }
+    if (app->made > 0 && app->gate != NULL && fgetc(app->gate) == EOF)
+        exit(1);
+    if (app->until != NULL && access(app->until, F_OK) == 0) {
+        app->launches += app->made;
+        app->until = NULL;
+    }
+    if (app->until != NULL && app->made > 0)
+        nanosleep(&(struct timespec){0, 50000000L}, NULL);
+    int limit = app->until != NULL ? FOR_EVER : app->launches;
+    return app->made++ < limit;
 }
 
 /* In programs built by nvcc a template of this name launches, and loaders look for it. */
@@ -119,12 +140,10 @@ __attribute__((noinline)) void launch_once(const struct app *app, void **paramet
     CHECK(cuCtxSynchronize());
 }
 
-static void launch_all(const struct app *app, void **parameters)
+static void launch_all(struct app *app, void **parameters)
 {
-    for (int i = 0; i < app->launches; i++) {
+    while (more(app))
         launch_once(app, parameters);
-        pause_ms(app->sleep_ms);
-    }
 }
 
 static float *numbers(size_t count, float step)
@@ -165,11 +184,10 @@ static int add(struct app *app, float second, int with_count)
     void *parameters[] = {&da, &db, &dc, &count};
     CUfunction up;
     CHECK(cuModuleGetFunction(&up, app->module, "_Z7countUpv"));
-    for (int i = 0; i < app->launches; i++) {
+    while (more(app)) {
         launch_once(app, parameters);
         CHECK(cuLaunchKernel(up, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
         CHECK(cuCtxSynchronize());
-        pause_ms(app->sleep_ms);
     }
     show_sums(dc, n, 1 + second);
     if (with_count) {
@@ -224,7 +242,6 @@ static int run_graph(struct app *app)
         }
         CHECK(cuGraphLaunch(made, stream));
         CHECK(cuStreamSynchronize(stream));
-        pause_ms(app->sleep_ms);
     }
     show_sums(dc, n, 3);
     if (app->launches > 1)
@@ -412,8 +429,10 @@ int main(int count, char **words)
     for (int i = 2; i < count; i += 2) {
         if (strcmp(words[i], "--launches") == 0)
             app->launches = atoi(words[i + 1]);
-        else if (strcmp(words[i], "--sleep") == 0)
-            app->sleep_ms = atoi(words[i + 1]);
+        else if (strcmp(words[i], "--gate") == 0)
+            app->gate = fopen(words[i + 1], "r");
+        else if (strcmp(words[i], "--until") == 0)
+            app->until = words[i + 1];
         else if (strcmp(words[i], "--grid") == 0)
             app->grid = shape_of(words[i + 1]);
         else if (strcmp(words[i], "--block") == 0)

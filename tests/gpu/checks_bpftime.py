@@ -79,8 +79,9 @@ def bpftime_host_side(_built: GpuBuilt) -> str:
 def bpftime_late(_built: GpuBuilt) -> str:
     """14, attached to a workload that runs."""
     with tempfile.TemporaryDirectory(prefix="egpu-bpftime-") as folder:
-        probed = late(build(Path(folder)))
-    return f"every thread of {probed} of {LAUNCHES} launches counted"
+        probed, launches = late(build(Path(folder)))
+    require(LAUNCHES <= probed < launches, f"{probed} of {launches} launches probed")
+    return f"every thread of {probed} of {launches} launches counted"
 
 
 def _loaded(example: Example, built: Built) -> None:
