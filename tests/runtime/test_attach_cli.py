@@ -10,7 +10,7 @@ import time
 
 import pytest
 from test_host_maps import PROGRAM, Stepper
-from test_runtime_cli import NATIVE, ROOT, pytestmark
+from test_runtime_cli import NATIVE, PATIENCE, ROOT, pytestmark
 from test_runtime_cli import egpu as command
 
 __all__ = ["pytestmark"]
@@ -55,7 +55,7 @@ class Scene:
 
     def end(self):
         self.stepper._to.close()
-        out, err = self.launcher.communicate(timeout=60)
+        out, err = self.launcher.communicate(timeout=PATIENCE)
         self.stepper._from.close()
         assert (self.launcher.returncode, out, err) == (0, "", "")
 
@@ -81,7 +81,7 @@ def scene(tmp_path, interruptible):
 
 
 def ended(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     return out
 
@@ -132,7 +132,7 @@ def test_who_attached_is_killed(scene):
     scene.stepper.do("first 4 10")
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while f"{scene.launcher.pid}:totals" in command("map", "list").stdout:
         assert time.monotonic() < deadline
     scene.stepper.do("first 4 10")
@@ -145,10 +145,9 @@ def test_what_cannot_be_attached_to(scene, tmp_path):
         assert words in done.stderr
         assert "Traceback" not in done.stderr
 
-    with subprocess.Popen(["sleep", "60"]) as sleeping:
-        refused("it has no agent inside", sleeping.pid, "kernelcount")
-        refused("egpu run --idle", sleeping.pid, "kernelcount")
-        sleeping.kill()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as waiting:
+        refused("it has no agent inside", waiting.pid, "kernelcount")
+        refused("egpu run --idle", waiting.pid, "kernelcount")
     refused("there is no such process", 2**22 - 1, "kernelcount")
     refused("neither a tool nor an object file", scene.pid, "no_such_tool")
     refused("add", scene.pid, ROOT / "tests" / "bpftime" / "programs" / "racy.bpf.o")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_runtime_cli import PATIENCE
 from test_runtime_cli import pytestmark as built
 
 import egpu
@@ -117,7 +118,7 @@ def test_a_file_that_changes_while_it_runs(tmp_path, name, when, what, probed):
                 make(path, 2)
             print(file=to, flush=True)
         assert said.readline() == "1\n"
-        assert session.wait(60) == 0
+        assert session.wait(PATIENCE) == 0
         (kernel,) = session.kernels()
         assert kernel.probed == int(probed)
         why = f"{path} has been changed or removed since the kernel was loaded from it"

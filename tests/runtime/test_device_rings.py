@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import contextmanager
 
 import pytest
-from test_runtime_cli import ROOT, egpu, pytestmark, totals_and_report, workload
+from test_runtime_cli import PATIENCE, ROOT, egpu, pytestmark, totals_and_report, workload
 
 from egpu import Options, RingMemory, run
 from egpu.bpf.asm import assemble
@@ -24,7 +24,6 @@ from host_maps import Stepper
 from print_lines import documents, wrong_lines
 
 __all__ = ["pytestmark"]
-PATIENCE = 200  # seconds for what takes a moment: how fast a machine is proves nothing
 TWO_DEVICES = ROOT / "tests" / "runtime" / "sim_programs" / "two_devices.py"
 OFFSETS = {row.name: row.offset for row in FIELDS}
 HEAD = f"""

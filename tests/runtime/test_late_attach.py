@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 from test_host_maps import FIRST, PROGRAM, SECOND, Stepper
-from test_runtime_cli import ROOT, pytestmark
+from test_runtime_cli import PATIENCE, ROOT, pytestmark
 
 import egpu
 from egpu import session as api
@@ -22,7 +22,7 @@ def idle(tmp_path):
     with api.start_idle(stepper.argv, options=options) as workload:
         yield workload, stepper
         stepper._to.close()
-        assert workload.process.wait(60) == 0
+        assert workload.process.wait(PATIENCE) == 0
         stepper._from.close()
 
 
@@ -101,6 +101,6 @@ def test_it_ends_while_it_is_attached_to(tmp_path):
         with api.attach(workload, programs=str(PROGRAM)) as session:
             stepper.do("first 4 10")
             stepper._to.close()
-            assert session.wait(60) == 0
+            assert session.wait(PATIENCE) == 0
             assert session.stale() == ""
             assert session.maps["totals"][FIRST] == 40

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import pytest
 from test_host_maps import FACTORS, FIRST, PRESENT, PROGRAM, SECOND, running
-from test_runtime_cli import NATIVE, ROOT, egpu, pytestmark, workload
+from test_runtime_cli import NATIVE, PATIENCE, ROOT, egpu, pytestmark, workload
 
 import egpu as api
 from egpu.errors import AgentError, InputError, MapError
@@ -208,14 +208,14 @@ def test_listing(scene):
 
 
 KILLED = """
-import sys, time
+import sys
 sys.path[:0] = {paths!r}
 from pathlib import Path
 from test_host_maps import running
 with running(Path({scene!r}), pins={{"blocks": "b"}}) as (session, stepper):
     stepper.do("first 2 1")
     print("ready", flush=True)
-    time.sleep(100)
+    sys.stdin.read()
 """
 
 
@@ -224,7 +224,8 @@ def test_a_session_that_was_killed(scene):
     imported = NATIVE.parents[1]  # from the tree or installed
     paths = [str(ROOT / "tests" / "runtime"), str(imported)]
     script = KILLED.format(paths=paths, scene=str(scene))
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", script], text=True, **streams)
     try:
         assert process.stdout.readline() == "ready\n"
         assert api.open_map("b").to_dict() == {0: 1, 1: 1}
@@ -234,6 +235,7 @@ def test_a_session_that_was_killed(scene):
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+        process.stdin.close()
         process.stdout.close()
     assert [(row.reference, row.state) for row in list_maps()] == [("b", "stale")]
     with pytest.raises(AgentError, match="is gone and has not saved it; `egpu map unpin b`"):
@@ -268,7 +270,7 @@ def test_readers_and_writers_at_once(scene):
         for value in range(1, 20):
             writer.update_batch(dict.fromkeys(range(100, 160), value))
             stepper.do("second 1 1")
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE
         while 19 not in seen and time.monotonic() < end:
             time.sleep(0.01)
         stop.set()

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,21 +14,29 @@ from egpu.cli.machine import NATIVE, demo_folder
 from egpu.sim import SimulatedDevice
 
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 200  # seconds for what takes a moment: how fast a machine is proves nothing
 DEMO = demo_folder()
 BUILT = DEMO is not None and any(NATIVE.glob("libegpu_agent*.so*")) and (NATIVE / "sim").is_dir()
 pytestmark = pytest.mark.skipif(not BUILT, reason="the native parts are not built (make native)")
 KERNELS = ("vecadd", "matmul<16>", "reduce_sum", "histogram", "demo::collatz")
 
 
-def egpu(*arguments):
-    # the package that was imported here: from the tree or installed
+EGPU = (sys.executable, "-m", "egpu")
+
+
+def environment():
+    """That of the package which was imported here, from the tree or installed."""
     paths = [str(NATIVE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def egpu(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "egpu", *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        [*EGPU, *map(str, arguments)],
+        env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -99,7 +106,7 @@ def test_a_share_of_the_blocks():
 
 
 # What differs from machine to machine, and with every change of a probe on the simulated clock.
-TIMES = re.compile(r" *[\d.,]+ (?:ns|us|ms|%)")
+TIMES = re.compile(r" *[\d.,]+ (?:[num]?s\b|%)")
 
 
 def test_the_readme_shows_what_the_demo_prints():
@@ -195,7 +202,7 @@ def test_conformance_plugin(executor):
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "fe\n", "")
@@ -211,7 +218,7 @@ def test_the_cuda_executor_on_the_stand_in_driver():
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
             check=False,
         )
     assert (done.returncode, done.stderr) == (0, "")
@@ -267,7 +274,7 @@ def test_more_processes_than_descriptors():
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -288,18 +295,79 @@ def test_a_temporary_directory_with_a_long_name(tmp_path, monkeypatch):
     assert not list(long.iterdir())
 
 
+# A kernel that counts its threads, launched at each line of one pipe; the count goes to the other.
+COUNTING = r"""
+import ctypes, sys
+from ctypes import byref
+cuda = ctypes.CDLL("libcuda.so.1")
+ptx = b'''.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry count(.param .u64 out)
+{
+  .reg .b64 %a;
+  ld.param.u64 %a, [out];
+  red.global.add.u32 [%a], 1;
+  ret;
+}
+\0'''
+def call(name, *arguments):
+    assert getattr(cuda, name)(*arguments) == 0, name
+context, module, function, out = (ctypes.c_void_p() for _ in range(4))
+found, size = ctypes.c_uint(), ctypes.c_size_t(4)
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", byref(context), 0)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", byref(out), size)
+call("cuMemcpyHtoD_v2", out, byref(found), size)
+call("cuModuleLoadData", byref(module), ptx)
+call("cuModuleGetFunction", byref(function), module, b"count")
+parameters = (ctypes.c_void_p * 1)(ctypes.addressof(out))
+with open(sys.argv[1]) as steps, open(sys.argv[2], "w") as answers:
+    for _ in steps:
+        call("cuLaunchKernel", function, 3, 1, 1, 11, 1, 1, 0, None, parameters, None)
+        call("cuCtxSynchronize")
+        call("cuMemcpyDtoH_v2", byref(found), out, size)
+        print(found.value, file=answers, flush=True)
+    print("ended", file=answers)
+"""
+
+
 def test_processes_that_outlive_the_command_run_on(tmp_path):
     """Its device and its twins stay theirs until they end."""
-    told = tmp_path / "told"
-    script = (
-        f'(exec "$@" > {told} 2>&1) & '
-        "until ls -l /proc/$!/fd | grep -q socket; do sleep 0.01; done; exit 0"
-    )
-    command = ["sh", "-c", script, "sh", *workload(launches=20)]
-    done = egpu("run", "kernelcount", "--sim", "--", *command)
-    assert done.returncode == 0, done.stderr
-    end = time.monotonic() + 100
-    while not told.exists() or not told.read_text().endswith("}\n"):
-        assert time.monotonic() < end, told.read_text()
-        time.sleep(0.05)
-    assert told.read_text().count(" ok\n") == 5
+    script = tmp_path / "counting.py"
+    script.write_text(COUNTING)
+    paths = [tmp_path / name for name in ("steps", "answers", "over")]
+    for path in paths:
+        os.mkfifo(path)
+    command = ["sh", "-c", f'"$@" > /dev/null & read -r word < {paths[2]}', "sh"]
+    command += [sys.executable, script, *paths[:2]]
+    with (
+        subprocess.Popen(
+            [*EGPU, "run", "kernelcount", "--sim", "--json", "--", *map(str, command)],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as running,
+        opened(paths[0], "w") as steps,
+        opened(paths[1]) as answers,
+        opened(paths[2], "w") as over,
+    ):
+
+        def counted():
+            print(file=steps, flush=True)
+            return answers.readline()
+
+        assert counted() == "33\n"
+        print(file=over, flush=True)
+        report = json.loads(running.stdout.read())
+        assert running.wait(PATIENCE) == 0
+        assert report["launches"] == {"seen": 1, "probed": 1}
+        assert [counted() for _ in range(3)] == ["66\n", "99\n", "132\n"]
+        steps.close()
+        assert answers.readline() == "ended\n"
+
+
+def opened(pipe, mode="r"):
+    """A pipe for reading or writing, which waits for nobody; who reads it sees it end with it."""
+    return os.fdopen(os.open(pipe, os.O_RDWR), mode)

@@ -5,7 +5,7 @@ import json
 import sys
 
 import pytest
-from test_runtime_cli import ROOT, egpu, pytestmark, workload
+from test_runtime_cli import PATIENCE, ROOT, egpu, pytestmark, workload
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 from map_totals import (
@@ -46,7 +46,7 @@ def test_records_of_a_ring_at_full_rate(full):
     options = api.Options(simulated=True)
     argv = [str(word) for word in workload(launches=1, size=size)]
     with api.run(argv, programs=program, options=options) as session:
-        assert session.wait(100) == 0
+        assert session.wait(PATIENCE) == 0
         ring = session.maps["entries"]
         records = [*ring, *ring.finish()]
         threads = sum(row.threads_probed for row in session.kernels())

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_runtime_cli import egpu
+from test_runtime_cli import PATIENCE, egpu
 
 from egpu.errors import AgentError, InputError, UnsupportedError
 from egpu.sim import Server, SimulatedDevice, driver_directory
@@ -69,7 +69,7 @@ def run_with(environment, program, *arguments):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -146,7 +146,9 @@ def test_runtime_programs_are_recognised(device, tmp_path):
         pytest.skip("no nvcc on PATH")
     source = tmp_path / "runtime.cu"
     source.write_text("int main() { void *p; return cudaMalloc(&p, 4) == cudaSuccess; }\n")
-    subprocess.run([nvcc, str(source), "-o", str(tmp_path / "runtime")], check=True, timeout=120)
+    subprocess.run(
+        [nvcc, str(source), "-o", str(tmp_path / "runtime")], check=True, timeout=PATIENCE
+    )
     done = run(device, tmp_path / "runtime")
     assert done.returncode == 0
     assert done.stderr.count("CUDA runtime (cudart)") == 1
@@ -160,7 +162,7 @@ def test_without_a_server(program):
             env={**environment, **extra, "LD_LIBRARY_PATH": str(driver_directory())},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=False,
         )
         assert done.returncode == 1
@@ -180,14 +182,14 @@ def test_several_clients_at_once(device, program):
         subprocess.Popen([str(program), part], env=environment, stdout=subprocess.PIPE, text=True)
         for part in ("launch", "capture", "memory", "library")
     ]
-    assert [each.communicate(timeout=60)[0] for each in running] == ["ok\n"] * 4
+    assert [each.communicate(timeout=PATIENCE)[0] for each in running] == ["ok\n"] * 4
 
 
 def talk(device, data):
     """Send bytes and give what comes back until the server closes."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(device.socket_path))
-        connection.settimeout(20)
+        connection.settimeout(PATIENCE)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
@@ -254,13 +256,13 @@ def test_server_killed_under_a_client(program):
         )
         assert running.stdout.readline() == "ready\n"
         os.kill(device.pid, signal.SIGKILL)
-        out, errors = running.communicate("x", timeout=60)
+        out, errors = running.communicate("x", timeout=PATIENCE)
     assert (running.returncode, out) == (0, "ok\n"), errors
     assert errors.count("server is gone") == 1
 
 
 def wait_until(condition):
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -53,7 +53,7 @@ def query(trace, *queries):
         ["node", HERE / "trace_processor.js", bundle()],
         input=requests.SerializeToString(),
         capture_output=True,
-        timeout=120,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
