@@ -29,6 +29,7 @@ from egpu.loader.programs import (
     place_of,
 )
 from egpu.loader.protocol import Op, Request
+from egpu.loader.quiet import Quiet
 from egpu.loader.sharing import check_gpu, check_linux
 from egpu.session import Session
 
@@ -55,7 +56,8 @@ class LoaderServer:
         self._programs: dict[int, LoadedProgram] = {}
         self._links: dict[int, LoadedProgram] = {}
         self._next = 1
-        self._linked_at = 0.0  # time.monotonic() of the last thing it did to attach
+        self._linked = False
+        self._quiet = Quiet()  # since the last thing it did to attach
         self._read = False
         self._session: Session | None = None
         self._snapshot_at = 0.0
@@ -73,14 +75,15 @@ class LoaderServer:
     @property
     def attached(self) -> bool:
         """Whether the loader has attached anything."""
-        return bool(self._linked_at)
+        return self._linked
 
     @property
     def ready(self) -> bool:
         """Whether the loader has attached what it wants: it reads maps, or is quiet."""
         with self._lock:
-            quiet = time.monotonic() - self._linked_at > _QUIET_S
-            return bool(self._linked_at) and (self._read or quiet)
+            if not self._linked:
+                return False
+            return self._read or self._quiet.seconds(self.processes()) > _QUIET_S
 
     def collected(
         self, only: str = "", point: AttachPoint | None = None
@@ -218,7 +221,7 @@ class LoaderServer:
             raise OSError(errno.EBUSY, "programs are attached before the workload starts")
         number = self._number()
         self._links[number] = program
-        self._linked_at = time.monotonic()
+        self._heard_link()
         return number, b""
 
     def _link_to_linux(self, program: LoadedProgram, place: str, *, leaving: bool) -> int:
@@ -230,8 +233,12 @@ class LoaderServer:
         for number in program.numbers:
             self._maps[number].linux = self._linux.arrays[number]
         number = self._number()
-        self._linked_at = time.monotonic()
+        self._heard_link()
         return number
+
+    def _heard_link(self) -> None:
+        self._linked = True
+        self._quiet.reset()
 
     def _unlink(self, request: Request, _payload: bytes) -> tuple[int, bytes]:
         program = self._links.pop(request.object, None)
@@ -279,7 +286,7 @@ class LoaderServer:
         found = self._maps.get(request.object)
         if found is None:
             raise OSError(errno.EBADF, "no such map")
-        self._read = self._read or (bool(self._linked_at) and request.op in _READING)
+        self._read = self._read or (self._linked and request.op in _READING)
         return found
 
     def _refresh(self) -> None:
