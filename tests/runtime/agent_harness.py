@@ -185,6 +185,7 @@ class Bench:
         self.tmp = tmp
         self.log = tmp / "log"
         self.end = tmp / "end"
+        self.started = []
 
     @property
     def agent(self):
@@ -210,7 +211,7 @@ class Bench:
 
     def start(self, socket, *scene, command=None, follow=True, **env):
         self.end.unlink(missing_ok=True)
-        return launch(
+        process = launch(
             command or self.command(*scene),
             socket,
             environment=self.environment(**env),
@@ -219,6 +220,15 @@ class Bench:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        self.started.append(process)
+        return process
+
+    def close(self):
+        """Ends what a test that failed has left."""
+        for process in self.started:
+            if process.returncode is None:
+                process.kill()
+                process.communicate()
 
     def finish(self, process):
         """Tells a workload that goes on until then, waits for its end and gives what it did."""

@@ -26,7 +26,9 @@ def folder(request):
 
 @pytest.fixture
 def bench(folder, tmp_path):
-    return harness.Bench(folder, tmp_path)
+    made = harness.Bench(folder, tmp_path)
+    yield made
+    made.close()
 
 
 def broker_of(request, **options):

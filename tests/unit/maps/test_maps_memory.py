@@ -65,7 +65,8 @@ def test_close_twice():
         arena.snapshot()
 
 
-def test_a_snapshot_waits_for_the_copy_to_end():
+def test_a_snapshot_waits_for_the_copy_to_end(monkeypatch):
+    monkeypatch.setattr(memory, "_STABLE_WAIT_S", 100)  # however slow the other thread is
     with HostArena.create(PLAN) as arena:
         put(arena, "sequence", 1)
         arena.bytes[PLAN.snapshot] = 1
@@ -98,11 +99,11 @@ def test_ring_counters_are_read_from_a_snapshot():
 
 
 def descriptors():
-    gc.collect()  # what earlier tests left goes now or was gone before
     return len(os.listdir("/proc/self/fd"))
 
 
 def test_an_arena_of_a_process_that_is_gone_keeps_its_contents_without_descriptors():
+    gc.collect()  # of earlier tests, lest it comes in between
     before = descriptors()
     arena = HostArena.create(PLAN, [(16, b"initial!")])
     arena.words[-1] = 77
