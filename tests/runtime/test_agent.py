@@ -69,14 +69,14 @@ def test_no_launch_waits_for_what_a_session_does_behind_its_answer(bench, broker
 
     def answered():
         begun.set()
-        assert go.wait(60)
+        assert go.wait(PATIENCE)
 
     broker.answered = answered
     with bench.server(broker) as server:
         result = bench.finish(bench.start(server.socket_path, "plain", 5))
-        assert begun.is_set()
+        assert begun.wait(PATIENCE)
         go.set()
-        assert server.drain()
+        assert server.drain(PATIENCE)
         assert only(server).probed == 5
     assert (result.returncode, result.complaints, server.problems) == (0, [], [])
 
