@@ -1,5 +1,6 @@
 """Helpers that say who runs: device code against the interpreter, and the verifier's rules."""
 
+import errno
 import os
 
 import pytest
@@ -72,12 +73,33 @@ def test_stacks_are_those_of_the_launch():
     """On the host nobody launches; flags as in Linux."""
     text = "lddw %r2, map_index 0\nlddw %r3, {}\ncall 27\nexit"
     maps = (MapSpec("stacks", MapType.STACK_TRACE, 4, 64, 16),)
-    for flags, expected in ((0, 7), (0x7FF, 7), (1 << 11, 2**64 - 22), (2**63, 2**64 - 22)):
+    for flags, expected in ((0, 7), (0x700, 7), (1 << 11, 2**64 - 22), (2**63, 2**64 - 22)):
         made = program_from_code(assemble(text.format(flags)), maps=maps, attach=ENTRY)
         states = [MapState(spec) for spec in maps]
         assert run(made, context=bytes(4384), place=Place(stack=7), maps=states) == expected
         nowhere = run(made, context=bytes(4384), maps=[MapState(spec) for spec in maps])
         assert on_host(made) == nowhere == (2**64 - 14 if expected == 7 else expected)
+
+
+@pytest.mark.parametrize(
+    ("callers", "skipped", "found"),
+    [
+        ((11, 22), 0, True),
+        ((11, 22), 1, True),
+        ((11, 22), 2, False),
+        ((11, 22), 255, False),
+        ((), 0, True),  # the number is known, the frames are not: there is at least one
+        ((), 1, False),
+    ],
+)
+def test_a_stack_has_no_number_when_all_its_frames_are_skipped(callers, skipped, found):
+    """Linux's answer (__bpf_get_stackid): -EFAULT at the depth and past it."""
+    text = f"lddw %r2, map_index 0\nlddw %r3, {0x100 | skipped}\ncall 27\nexit"
+    spec = MapSpec("stacks", MapType.STACK_TRACE, 4, 64, 16)
+    made = program_from_code(assemble(text), maps=(spec,), attach=LAUNCHING)
+    place = Place(stack=7, callers=callers)
+    got = run(made, context=b"", place=place, maps=[MapState(spec)])
+    assert got == (7 if found else 2**64 - errno.EFAULT)
 
 
 LAUNCHING = (AttachPoint(AttachKind.HOST_ENTRY, "libcuda.so.1:cuLaunchKernel"),)
@@ -102,7 +124,10 @@ exit
         (16, 1, (16, 22, 33)),
         (16, 2, (8, 33, 0)),
         (8, 0, (8, 11, 2**64 - 1)),
-        (16, 3, (2**64 - 14, 0, 0)),
+        (16, 3, (0, 0, 0)),
+        (16, 4, (2**64 - 14, 0, 0)),
+        (16, 255, (2**64 - 14, 0, 0)),
+        (0, 4, (2**64 - 14, 2**64 - 1, 2**64 - 1)),
         (15, 0, (2**64 - 22, 0, 0xFF << 56)),
         (16, 1 << 11, (2**64 - 22, 0, 0)),
         (0, 0, (0, 2**64 - 1, 2**64 - 1)),

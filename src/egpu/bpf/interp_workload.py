@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _STACK_FLAGS = 0x7FF  # frames to skip, and BPF_F_USER_STACK, _FAST_STACK_CMP, _REUSE_STACKID
 
-_SKIPPED, _USER_STACK = 0xFF, 1 << 8  # of bpf_get_stack
+_SKIPPED, _USER_STACK = 0xFF, 1 << 8  # BPF_F_SKIP_FIELD_MASK, BPF_F_USER_STACK
 _FRAME = 8  # bytes
 
 
@@ -58,22 +58,31 @@ def _probe_read_text(machine: Machine, args: Sequence[int]) -> int:
 
 
 def _stackid(machine: Machine, args: Sequence[int]) -> int:
+    """The stack's number, if frames are left behind those to skip (Linux: __bpf_get_stackid)."""
+    place = machine.place
     if args[2] & ~_STACK_FLAGS:
         return -errno.EINVAL
-    return -errno.EFAULT if machine.place.stack is None else machine.place.stack
+    # A stack has a frame, whether or not its frames are known here.
+    if place.stack is None or args[2] & _SKIPPED >= max(1, len(place.callers)):
+        return -errno.EFAULT
+    return place.stack
 
 
 def _stack(machine: Machine, args: Sequence[int]) -> int:
-    """The addresses that follow those to skip, then zeros (Linux: __bpf_get_stack)."""
+    """The addresses that follow those to skip, then zeros (Linux: __bpf_get_stack).
+
+    As there, skipping exactly all frames leaves none and is no error; bpf_get_stackid has one.
+    """
     _, address, size, flags = args[:4]
+    callers, skipped = machine.place.callers, flags & _SKIPPED
     room = machine.space.view(address, size, write=True) if size else memoryview(bytearray())
     room[:] = bytes(size)
     # A workload's frames have no build ids here.
     if flags & ~(_SKIPPED | _USER_STACK) or size % _FRAME:
         return -errno.EINVAL
-    kept = machine.place.callers[flags & _SKIPPED :][: size // _FRAME]
-    if len(machine.place.callers) <= flags & _SKIPPED:
+    if not callers or len(callers) < skipped:
         return -errno.EFAULT
+    kept = callers[skipped:][: size // _FRAME]
     room[: len(kept) * _FRAME] = struct.pack(f"<{len(kept)}Q", *kept)
     return len(kept) * _FRAME
 
