@@ -45,12 +45,21 @@ def test_a_program_runs_once_in_each_thread():
 
 
 @pytest.mark.skipif(DRIVER, reason="there is a CUDA driver on this machine")
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_without_a_driver_there_is_one_line_and_no_report(more):
-    done = egpu("run-on-gpu", OBJECT, "cuda__run", *more)
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (("run-on-gpu", OBJECT, "cuda__run"), "--sim"),
+        (("run-on-gpu", OBJECT, "cuda__run", "--json"), "--sim"),
+        (("run-on-gpu", "--loader", "true", "cuda__run"), "--sim"),
+        (("exec", OBJECT, "--program", "cuda__run", "--executor", "cuda"), "--executor sim"),
+    ],
+)
+def test_without_a_driver_there_is_one_line_and_no_report(words, instead):
+    """It names an option that the command has."""
+    done = egpu(*words)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("egpu: no CUDA driver (libcuda.so.1")
-    assert done.stderr.count("\n") == 1
+    said = f"egpu: not supported: a run on a GPU (no libcuda.so.1); needs one, or {instead}\n"
+    assert done.stderr == said
 
 
 def test_vectors():

@@ -42,11 +42,14 @@ class Writer:
         words = [word for member in members for word in (self.text(member[0]), *member[1:])]
         return self.add(kind, name, size, *words, count=len(members), flag=flag)
 
-    def btf(self):
+    def blob(self):
         header = struct.pack(
             "<HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(self.types), len(self.types), len(self.strings)
         )
-        return Btf.parse(header + self.types + self.strings)
+        return header + self.types + self.strings
+
+    def btf(self):
+        return Btf.parse(self.blob())
 
 
 def test_scalars():

@@ -18,6 +18,7 @@ from egpu.bpf.insn import decode, encode
 from egpu.bpf.interp import run
 from egpu.bpf.object import read_object
 from egpu.bpf.program import MISSING_HELPER
+from egpu.cli import main
 from egpu.errors import InputError, UnsupportedError, VerifierError
 from egpu.session.kernel_types import RUNNING, kernel_types
 from egpu.verifier import verify
@@ -224,10 +225,7 @@ def test_other_processors_as_libbpf(cpu, tmp_path):
 def test_given_types_as_libbpf(changes, tmp_path):
     w = types(**changes)
     path = tmp_path / "kernel.btf"
-    header = struct.pack(
-        "<HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(w.types), len(w.types), len(w.strings)
-    )
-    path.write_bytes(header + w.types + w.strings)
+    path.write_bytes(w.blob())
     compare(CORE, kernel_types(path), path)
 
 
@@ -275,10 +273,18 @@ def test_an_object_takes_a_file_of_types(tmp_path):
     """The Python interface's --btf."""
     w = types()
     path = tmp_path / "kernel.btf"
-    header = struct.pack(
-        "<HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(w.types), len(w.types), len(w.strings)
-    )
-    path.write_bytes(header + w.types + w.strings)
+    path.write_bytes(w.blob())
     assert [program.name for program in load(w).programs] == list(Object(CORE, btf=path).programs)
     with pytest.raises(InputError, match="nothing"):
         Object(CORE, btf=tmp_path / "nothing")
+
+
+def test_types_of_an_object_are_written_whatever_kernel_it_is_for(tmp_path, capsys, monkeypatch):
+    """`egpu gen` reads what `egpu run` reads, and names the option that helps where it cannot."""
+    monkeypatch.setattr("egpu.session.kernel_types.RUNNING", tmp_path / "vmlinux")
+    assert main(["gen", str(CORE)]) == 1
+    assert "--btf FILE" in capsys.readouterr().err
+    given = tmp_path / "types"
+    given.write_bytes(types().blob())
+    assert main(["gen", "--btf", str(given), str(CORE)]) == 0
+    assert "class Core(" in capsys.readouterr().out

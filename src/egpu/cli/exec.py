@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from egpu.bpf.sections import DIRECTLY_RUN
-from egpu.cli.output import hex_bytes, json_option, load_object, read_file, set_option
+from egpu.cli.output import (
+    btf_option,
+    control_option,
+    cost_limit_option,
+    hex_bytes,
+    json_option,
+    load_object,
+    read_file,
+    set_option,
+)
+from egpu.cli.session_options import print_limit_option
 from egpu.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,19 +50,19 @@ executor_option = click.option(
 @click.option("--grid", metavar="X[,Y[,Z]]", help="Its blocks.")
 @click.option("--block", metavar="X[,Y[,Z]]", help="Its threads of a block.")
 @set_option
+@control_option
+@print_limit_option
+@cost_limit_option
+@btf_option
 @json_option
 def command(
     *,
     object_file: Path | None,
     raw: str | None,
     name: str | None,
-    executor: str,
     memory: str,
-    count: int | None,
-    grid: str | None,
-    block: str | None,
-    changes: tuple[tuple[str, int, int], ...],
-    as_json: bool,
+    btf: Path | None,
+    **more: Any,
 ) -> int:
     """Run one eBPF program once, on memory of your own.
 
@@ -63,36 +73,44 @@ def command(
     A program of a section kprobe/__directly_run is a kernel of its own, with maps: it runs as
     `egpu run-on-gpu` runs it, on a GPU, or on the simulated device where there is none.
     """
-    from egpu.cli.executors import Executor, execute, interpret  # noqa: PLC0415
-    from egpu.loader.directly import with_values  # noqa: PLC0415
-
     if (object_file is None) == (raw is None):
         raise click.UsageError("give either OBJECT or --raw")
-    given = click.get_current_context().get_parameter_source("executor")
-    shape = (count, grid, block)
-    if object_file is not None:
-        loaded, program = _of_object(object_file, name)
+    if object_file is None:
+        if name is not None or btf is not None:
+            raise click.UsageError("--program and --btf are about an object file")
+        program = raw_program(_raw_bytes(str(raw)))
+    else:
+        loaded, program = _of_object(object_file, name, btf)
         if _runs_directly(program):
             if memory:
                 raise click.UsageError(f"{program.name} is a kernel of its own: it has no --memory")
-            chosen = executor if given is ParameterSource.COMMANDLINE else ""
-            return _run_directly(
-                with_values(loaded, changes), program.name, chosen, shape, as_json=as_json
-            )
-    elif name is not None:
-        raise click.UsageError("--program names a program of an object file")
-    else:
-        program = raw_program(_raw_bytes(str(raw)))
-    if any((*shape, changes)):
+            return _run_directly(loaded, program.name, **more)
+    return _run_once(program, hex_bytes(memory, "--memory"), **more)
+
+
+def _given(name: str) -> bool:
+    """Whether the option behind this parameter stands on the command line."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _run_once(
+    program: Program, memory: bytes, *, executor: str, cost_limit: int, as_json: bool, **more: Any
+) -> int:
+    """One run on ``memory``; the rest of the options is for kernels."""
+    from egpu.cli.executors import Executor, execute, interpret  # noqa: PLC0415
+    from egpu.verifier import Limits  # noqa: PLC0415
+
+    if any(_given(each) for each in more):
         raise click.UsageError(
-            "--count, --grid, --block and --set are for programs of kprobe/__directly_run"
+            "--count, --grid, --block, --set, --allow-control and --print-limit are for programs "
+            "of kprobe/__directly_run"
         )
-    data = bytearray(hex_bytes(memory, "--memory"))
+    data = bytearray(memory)
     lines: tuple[str, ...] = ()
     if executor == Executor.INTERP.value:
         result, lines = interpret(program, data)
     else:
-        result = execute(Executor(executor), program, data)
+        result = execute(Executor(executor), program, data, Limits(cost=cost_limit))
     _show(program.name, executor, result, lines, bytes(data), as_json=as_json)
     return 0
 
@@ -126,34 +144,43 @@ def _runs_directly(program: Program) -> bool:
 def _run_directly(
     loaded: Object,
     name: str,
-    executor: str,
-    asked: tuple[int | None, str | None, str | None],
     *,
+    executor: str,
+    count: int | None,
+    grid: str | None,
+    block: str | None,
+    changes: tuple[tuple[str, int, int], ...],
+    allow_control: bool,
+    print_limit: int,
+    cost_limit: int,
     as_json: bool,
 ) -> int:
     """As ``egpu run-on-gpu`` does; the carrier's exit code."""
     from egpu.cli.machine import gpus  # noqa: PLC0415
     from egpu.cli.output import destination  # noqa: PLC0415
-    from egpu.cli.run_on_gpu import run_alone  # noqa: PLC0415
-    from egpu.loader.directly import Shape  # noqa: PLC0415
+    from egpu.cli.run_on_gpu import Alone, run_alone  # noqa: PLC0415
+    from egpu.loader.directly import Shape, with_values  # noqa: PLC0415
     from egpu.session import Options  # noqa: PLC0415
 
     if executor == "host":
         raise click.UsageError(
             f"{name} is a kernel of its own: --executor sim, cuda or interp run it"
         )
-    count, grid, block = asked
     sizes = [*_sizes(grid, "--grid"), *_sizes(block, "--block")]
     shape = Shape.parse([str(count or 1), *map(str, sizes)])
-    simulated = executor == "sim" or (not executor and not gpus())
-    if simulated and not executor:
+    chosen = executor if _given("executor") else ""
+    simulated = chosen == "sim" or (not chosen and not gpus())
+    if simulated and not chosen:
         click.echo("egpu: no GPU here: on the simulated device", err=True)
-    options = Options(simulated=simulated)
+    options = Options(
+        simulated=simulated,
+        allow_control=allow_control,
+        print_limit=print_limit,
+        cost_limit=cost_limit,
+    )
+    asked = Alone(name, shape, interpreted=chosen == "interp", without_gpu="--executor sim")
     with destination(None) as stream:
-        interpreted = executor == "interp"
-        return run_alone(
-            loaded, name, shape, options, stream, interpreted=interpreted, as_json=as_json
-        )
+        return run_alone(with_values(loaded, changes), asked, options, stream, as_json=as_json)
 
 
 def _sizes(text: str | None, option: str) -> list[int]:
@@ -189,8 +216,8 @@ def _raw_bytes(text: str) -> bytes:
     return data
 
 
-def _of_object(path: Path, name: str | None) -> tuple[Object, Program]:
-    loaded = load_object(path, name=path.name)
+def _of_object(path: Path, name: str | None, btf: Path | None) -> tuple[Object, Program]:
+    loaded = load_object(path, name=path.name, btf=btf)
     programs = loaded.by_name()
     if not programs:
         raise InputError("no program in it", where=str(path))

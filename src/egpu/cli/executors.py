@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 
 from egpu.bpf.program import Program
-from egpu.verifier import Policy, VerifiedProgram, verify
+from egpu.verifier import Limits, Policy, VerifiedProgram, verify
 
 
 class Executor(enum.Enum):
@@ -33,8 +33,11 @@ def interpret(program: Program, memory: bytearray) -> tuple[int, tuple[str, ...]
     return result, tuple(line.decode("utf-8", "replace") for line in lines)
 
 
-def execute(executor: Executor, program: Program, memory: bytearray) -> int:
-    """r0 of ``program`` as an unsigned 64-bit number; ``memory`` is changed in place.
+def execute(
+    executor: Executor, program: Program, memory: bytearray, limits: Limits | None = None
+) -> int:
+    """r0 of ``program`` as an unsigned 64-bit number; ``memory`` is changed in place.  ``limits``
+    are the verifier's, where it is asked.
 
     Raises VerifierError if the program is refused (all executors but the interpreter), and
     DeviceFault or UnsupportedError from where it runs.
@@ -43,7 +46,9 @@ def execute(executor: Executor, program: Program, memory: bytearray) -> int:
         from egpu.bpf.interp import run  # noqa: PLC0415
 
         return run(program, memory)
-    verified = verify(program, policy=Policy.EXECUTOR, memory_size=len(memory))
+    verified = verify(
+        program, policy=Policy.EXECUTOR, limits=limits or Limits(), memory_size=len(memory)
+    )
     return _COMPILED[executor](verified, memory)
 
 

@@ -52,6 +52,12 @@ def gpus() -> tuple[Gpu, ...]:
     return devices
 
 
+def why_no_gpu() -> str:
+    """Why ``gpus()`` gives none, in words; "" if there is one."""
+    devices, why = _ask_driver()
+    return "" if devices else why
+
+
 def findings() -> Iterator[Finding]:
     """Every check, in the order in which a reader wants them."""
     for check in _CHECKS:
@@ -112,7 +118,7 @@ def _gpu() -> Finding:
         "GPU",
         State.MISSING,
         why,
-        "or use the simulated device (--sim)",
+        "or use the simulated device: egpu run --sim",
     )
 
 
@@ -173,7 +179,7 @@ def _compiler() -> Finding:
 
 def _perfetto() -> Finding:
     if importlib.util.find_spec("perfetto") is not None:
-        return Finding("perfetto", State.OK, "run blocksched --perfetto FILE")
+        return Finding("perfetto", State.OK, "egpu run blocksched --perfetto FILE")
     return Finding(
         "perfetto",
         State.MISSING,
@@ -206,7 +212,7 @@ def _agent() -> Finding:
 
 
 def _simulated() -> Finding:
-    return _native("simulated driver", "sim/libcuda.so*", "--sim does not work")
+    return _native("simulated driver", "sim/libcuda.so*", "egpu run --sim does not work")
 
 
 def _demo() -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,6 +20,8 @@ from egpu.cli.output import (
     set_option,
 )
 from egpu.cli.run import write_object
+from egpu.cli.session_options import print_limit_option
+from egpu.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from egpu.bpf.program import Object
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 @set_option
 @control_option
 @cost_limit_option
+@print_limit_option
 @btf_option
 @json_option
 @output_option
@@ -50,6 +54,7 @@ def command(
     changes: tuple[tuple[str, int, int], ...],
     allow_control: bool,
     cost_limit: int,
+    print_limit: int,
     btf: Path | None,
     as_json: bool,
     output: Path | None,
@@ -66,35 +71,50 @@ def command(
     if len(words) < taken:
         raise click.UsageError("no program to run")
     name, shape = words[taken - 1], Shape.parse(words[taken:])
-    options = Options(simulated=sim, allow_control=allow_control, cost_limit=cost_limit)
+    options = Options(
+        simulated=sim, allow_control=allow_control, cost_limit=cost_limit, print_limit=print_limit
+    )
+    asked = Alone(name, shape, interpreted=host, without_gpu="--sim")
     with destination(output) as stream:
         if loader is None:
             made = load_object(Path(words[0]), name=Path(words[0]).name, btf=btf)
-            made = with_values(made, changes)
-            return run_alone(made, name, shape, options, stream, interpreted=host, as_json=as_json)
+            return run_alone(with_values(made, changes), asked, options, stream, as_json=as_json)
         if changes or btf is not None or host:
             raise click.UsageError("--set, --btf and --host do not go with --loader")
+        asked.check_device(options)
         return run_loader_directly(loader, name, shape, options, stream, as_json=as_json)
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The program ``name`` as kernels of this shape, or ``interpreted`` thread after thread;
+    ``without_gpu``: the option of the command that runs it on a machine without one."""
+
+    name: str
+    shape: Shape
+    interpreted: bool
+    without_gpu: str
+
+    def check_device(self, options: Options) -> None:
+        """UnsupportedError where it is to run on a GPU and there is none."""
+        from egpu.cli.machine import why_no_gpu  # noqa: PLC0415
+
+        why = "" if options.simulated or self.interpreted else why_no_gpu()
+        if why:
+            raise UnsupportedError(f"a run on a GPU ({why})", needs=f"one, or {self.without_gpu}")
+
+
 def run_alone(
-    loaded: Object,
-    name: str,
-    shape: Shape,
-    options: Options,
-    stream: TextIO,
-    *,
-    interpreted: bool,
-    as_json: bool,
+    loaded: Object, asked: Alone, options: Options, stream: TextIO, *, as_json: bool
 ) -> int:
-    """Run the program ``name`` as a kernel, or interpret its threads one after the other, and show
-    its maps and what it printed."""
+    """Run a program of ``loaded`` as is asked, and show its maps and what it printed."""
     from egpu.loader.directly import directly_run  # noqa: PLC0415
 
-    made = directly_run(loaded, name)
-    if interpreted:
-        return _run_on_host(made, shape, options, stream, as_json=as_json)
-    return _run_object(made, shape, options, stream, as_json=as_json)
+    made = directly_run(loaded, asked.name)
+    if asked.interpreted:
+        return _run_on_host(made, asked.shape, options, stream, as_json=as_json)
+    asked.check_device(options)
+    return _run_object(made, asked.shape, options, stream, as_json=as_json)
 
 
 def _run_on_host(

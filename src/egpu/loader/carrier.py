@@ -22,8 +22,7 @@ class _Driver:
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            hint = "--sim, or --executor sim of egpu exec, runs it without one"
-            raise SystemExit(f"egpu: no CUDA driver ({error}); {hint}") from error
+            raise SystemExit(f"egpu: no CUDA driver ({error})") from error
 
     def __call__(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)

@@ -49,6 +49,10 @@ _CONTEXT, _STACK, _MAP_VALUE = Region.CONTEXT, Region.STACK, Region.MAP_VALUE
 _MAP_POINTER, _INNER_MAP = Region.MAP_POINTER, Region.INNER_MAP
 
 
+_CONTROL_HINT = "allow it with --allow-control"
+_EXECUTOR_HINT = "there is none when one thread runs alone; egpu exec --executor interp runs it"
+
+
 def find_helper(setting: Setting, number: int) -> Helper:
     """The row of a helper that this program may call. Raises Refusal."""
     helper = HELPERS.get(number)
@@ -63,11 +67,9 @@ def find_helper(setting: Setting, number: int) -> Helper:
         what = f"helper {number}, {known.name}: {known.why}"
         raise Refusal("P5" if known.waits else "P2", what, hint=known.instead)
     if helper.control and setting.policy is not Policy.CONTROL:
-        raise Refusal(
-            "P6",
-            f"helper {helper.name} changes the workload, which a probe may not",
-            hint="allow it with --allow-control",
-        )
+        what = f"helper {helper.name} changes the workload, which a probe may not"
+        probe = setting.policy is Policy.PROBE
+        raise Refusal("P6", what, hint=_CONTROL_HINT if probe else _EXECUTOR_HINT)
     if not helper.body and not (helper.host and setting.on_host):
         reason = helper.missing or "it has no device body yet"
         raise Refusal(

@@ -68,7 +68,7 @@ def _warning(known: Known, places: _Places) -> Refusal:
         f"{text}: each waits for those of all other threads",
         most.pc,
         "sum in a register and add once, add once a warp (kprobe.warp/), or use a PERCPU_ARRAY; "
-        f"or allow more than {known.setting.limits.same_address} (--atomic-budget, "
+        f"or allow more than {known.setting.limits.same_address} (egpu verify --atomic-budget, "
         "Limits.same_address)",
     )
 

@@ -186,6 +186,33 @@ def test_exec_refuses_what_the_verifier_refuses(run):
     assert "insn 0" in err
 
 
+def test_exec_holds_programs_to_a_limit_that_it_has(run):
+    """A compiled program is verified; the interpreter runs anything."""
+    taken = "1500000000000000"  # if r0 == 0 goto +0
+    words = ("exec", "--raw", RETURN_42[:16] * 9 + taken + RETURN_42, "--cost-limit", "5")
+    code, _, err = run(*words, "--executor", "host")
+    assert code == 1
+    assert "allow more (--cost-limit" in err
+    assert run(*words)[0] == 0
+    assert run(*words[:-1], "50", "--executor", "host")[0] == 0
+
+
+def test_exec_names_the_executor_that_ends_threads(run):
+    ending = "85000000fb0100009500000000000000"  # bpf_cuda_exit
+    code, _, err = run("exec", "--raw", ending, "--executor", "host")
+    assert code == 1
+    assert "changes the workload" in err
+    assert "--executor interp runs it" in err
+    assert run("exec", "--raw", ending, "--executor", "interp")[0] == 0
+
+
+@pytest.mark.parametrize("option", ["--allow-control", "--print-limit=1", "--grid=2", "--count=2"])
+def test_exec_has_options_for_kernels_alone(run, option):
+    code, _, err = run("exec", "--raw", RETURN_42, option)
+    assert code == 2
+    assert "are for programs of kprobe/__directly_run" in err
+
+
 def test_exec_shows_what_a_program_prints(run, tmp_path):
     form = int.from_bytes(b"n=%u", "little")
     text = f"stdw [%r10-8], {form}\nmov %r1, %r10\nadd %r1, -8\nmov %r2, 5\nmov %r3, 7\n"

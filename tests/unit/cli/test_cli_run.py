@@ -371,7 +371,9 @@ def test_seconds_that_are_none(option, seconds, capsys):
     assert option in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["verify"], ["run", "--sim"]])
+@pytest.mark.parametrize(
+    "command", [["verify"], ["run", "--sim"], ["gen"], ["exec", "--program", "count_entry"]]
+)
 def test_a_file_of_kernel_types_that_is_not_there(command, tmp_path, capsys):
     """It is said although the object has no relocation that needs it."""
     path = tmp_path / "missing.btf"
