@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from egpu.cli.output import hex_bytes, json_option
-from egpu.cli.values import plain, shown
+from egpu.cli.values import key_typed, plain, shown, value_typed
 from egpu.errors import InputError
 
 if TYPE_CHECKING:
@@ -78,11 +78,12 @@ def dump(*, reference: str, per_sm: bool, as_json: bool) -> None:
     from egpu.bpf.maptypes import MapType, traits  # noqa: PLC0415
 
     found = _open(reference).contents()
-    if per_sm and not traits(found.spec.type).per_sm:
-        raise click.UsageError(f"{reference} is a {found.spec.type.name}: it has no copy per SM")
-    head: dict[str, object] = {"map": found.spec.name, "type": found.spec.type.name}
+    spec = found.spec
+    if per_sm and not traits(spec.type).per_sm:
+        raise click.UsageError(f"{reference} is a {spec.type.name}: it has no copy per SM")
+    head: dict[str, object] = {"map": spec.name, "type": spec.type.name}
     head |= {"complete": found.complete, "frozen": found.frozen}
-    if found.spec.type is MapType.BLOOM_FILTER:
+    if spec.type is MapType.BLOOM_FILTER:
         if as_json:
             _json("map/1", head | {"fill": found.fill()})
             return
@@ -99,7 +100,8 @@ def dump(*, reference: str, per_sm: bool, as_json: bool) -> None:
         if len(copies) > 1:
             click.echo(f"context {number}:")
         for key, name, value in copy:
-            click.echo(f"{shown(key)}: {shown(value)}{' by SM' if name == 'parts' else ''}")
+            text = f"{shown(key, typed=key_typed(spec))}: {shown(value, typed=value_typed(spec))}"
+            click.echo(f"{text} by SM" if name == "parts" else text)
     for name, count in found.counters.items():
         if count:
             click.echo(f"{name}: {count:,}")
@@ -130,7 +132,7 @@ def get(*, reference: str, key: str, parts: bool, as_json: bool) -> None:
     if as_json:
         _json("value/1", {"key": plain(wanted), "value": plain(value)})
     else:
-        click.echo(shown(value))
+        click.echo(shown(value, typed=value_typed(opened.spec)))
 
 
 def _parts(opened: PinnedMap, key: Any) -> tuple[object, ...]:
@@ -194,7 +196,8 @@ def push(*, reference: str, value: str, exist: bool) -> None:
 @json_option
 def pop(*, reference: str, as_json: bool) -> None:
     """Take the next value of a queue or stack, and print it; exit code 1 if there is none."""
-    _print_value(_open(reference).pop(), as_json=as_json)
+    opened = _open(reference)
+    _print_value(opened.pop(), typed=value_typed(opened.spec), as_json=as_json)
 
 
 @command.command("peek", cls=_Numbers)
@@ -213,14 +216,14 @@ def peek(*, reference: str, value: str | None, as_json: bool) -> None:
         return
     if value is not None or not traits(opened.spec.type).keyless:
         raise click.UsageError(f"{reference} is a {opened.spec.type.name}: see get and dump")
-    _print_value(opened.peek(), as_json=as_json)
+    _print_value(opened.peek(), typed=value_typed(opened.spec), as_json=as_json)
 
 
-def _print_value(value: object, *, as_json: bool) -> None:
+def _print_value(value: object, *, typed: bool = True, as_json: bool) -> None:
     if as_json:
         _json("value/1", {"value": plain(value)})
     else:
-        click.echo(shown(value))
+        click.echo(shown(value, typed=typed))
 
 
 @command.command("freeze")

@@ -120,7 +120,7 @@ def run_alone(
 def _run_on_host(
     made: Object, shape: Shape, options: Options, stream: TextIO, *, as_json: bool
 ) -> int:
-    from egpu.cli.values import plain, shown  # noqa: PLC0415
+    from egpu.cli.values import key_typed, plain, shown, value_typed  # noqa: PLC0415
     from egpu.loader.on_host import entries, run_on_host  # noqa: PLC0415
     from egpu.report import Align, Column, Paragraph, Part, Report, Table  # noqa: PLC0415
     from egpu.verifier import Limits, Policy  # noqa: PLC0415
@@ -134,7 +134,9 @@ def _run_on_host(
         rows = entries(state)
         maps[name] = [{"key": plain(key), "value": plain(value)} for key, value in rows]
         if rows and not state.spec.read_only:
-            parts.append(Table(name, columns, tuple((shown(k), shown(v)) for k, v in rows)))
+            key, value = key_typed(state.spec), value_typed(state.spec)
+            cells = tuple((shown(k, typed=key), shown(v, typed=value)) for k, v in rows)
+            parts.append(Table(name, columns, cells))
     data: dict[str, object] = {"prints": list(done.prints), "maps": maps}
     write_object(Report("host/1", tuple(parts), data), stream, as_json=as_json)
     return 0

@@ -16,7 +16,7 @@ from egpu.bpf.insn import encode, program_from_code
 from egpu.bpf.program import Object
 from egpu.bpf.sections import parse_section
 from egpu.cli import app, cuda_device, main, verify
-from egpu.cli.object_run import plain, shown
+from egpu.cli.values import plain, shown
 from egpu.errors import EgpuError, InputError, VerifierError
 from egpu.version import VERSION
 
@@ -386,3 +386,25 @@ def test_records_for_people_and_programs():
     outer = namedtuple("outer", "name pair raw")(b"vadd\0\0", inner, b"\xff\x00")
     assert shown(outer) == "name=vadd pair=x=1 y=[2, 3] raw=ff00"
     assert plain(outer) == {"name": "766164640000", "pair": {"x": 1, "y": [2, 3]}, "raw": "ff00"}
+
+
+@pytest.mark.parametrize(
+    ("characters", "text"),
+    [
+        (b"vadd\0\0", "vadd"),
+        (b"vadd", "vadd"),
+        (b"\0\0", ""),
+        (b"n=%d\n\0", '"n=%d\\n"'),  # as a format is written
+        (b"two words\0", '"two words"'),
+        (b'say "no"\0', '"say \\"no\\""'),
+        ("größe".encode() + b"\0", "größe"),
+        (b"name\0left over", "name"),  # what was there before is behind the end
+        (b"\0left over", "006c656674206f766572"),
+        (b"\x01\x02\0", "010200"),
+        (b"\n\0\0\0", "0a000000"),
+        (b"\xff\xfe\0", "fffe00"),
+    ],
+)
+def test_arrays_of_characters(characters, text):
+    assert shown(characters) == text
+    assert shown(characters, typed=False) == characters.hex()

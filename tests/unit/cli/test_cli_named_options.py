@@ -28,6 +28,7 @@ SAID_BY = {
     "cli/loader_run.py": ("run", "run-on-gpu"),
     "cli/machine.py": (),  # doctor says of other commands what works
     "cli/map.py": ("map set",),
+    "cli/map_report.py": (*ATTACHING, "exec"),
     "cli/object_run.py": (*ATTACHING, "exec"),
     "cli/run.py": ("run",),
     "cli/run_on_gpu.py": ("run-on-gpu",),

@@ -17,7 +17,7 @@ from egpu import session
 from egpu.bpf.btf import Btf, BtfKind, BtfMember, BtfType
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import MapSpec
-from egpu.cli import live, main, object_run, run
+from egpu.cli import live, main, map_report, run
 from egpu.cli.object_run import ObjectOutput
 from egpu.export.text import render_text
 from egpu.maps import HostArena, MapCopy, MapView, RingReader, plan
@@ -34,6 +34,9 @@ BTF = Btf(
         BtfType(1, BtfKind.INT, "u64", 8),
         BtfType(2, BtfKind.STRUCT, "event", 8, members=(BtfMember("when", 1, 0),)),
         BtfType(3, BtfKind.FLOAT, "double", 8),
+        BtfType(4, BtfKind.INT, "char", 1),
+        BtfType(5, BtfKind.ARRAY, "", type=4, count=8),
+        BtfType(6, BtfKind.STRUCT, "said", 8, members=(BtfMember("text", 5, 0),)),
     ),
     b"\0",
 )
@@ -41,6 +44,8 @@ SPECS = {
     "events": MapSpec("events", MapType.RINGBUF, 0, 0, 4096, btf=BTF, value_type=2),
     "sums": MapSpec("sums", MapType.PERCPU_ARRAY, 4, 8, 100, btf=BTF, value_type=1),
     "floats": MapSpec("floats", MapType.PERCPU_ARRAY, 4, 8, 2, btf=BTF, value_type=3),
+    "texts": MapSpec("texts", MapType.ARRAY, 4, 8, 4, btf=BTF, value_type=6),
+    "bytes": MapSpec("bytes", MapType.ARRAY, 4, 8, 4),
 }
 
 
@@ -65,7 +70,7 @@ class FakeSession:
             readers=lambda: ((self.arena, reader),), totals=lambda: totals, __iter__=None
         )
         self.maps = {"events": _Ring(ring, reader)}
-        for name in ("sums", "floats"):
+        for name in ("sums", "floats", "texts", "bytes"):
             copy = MapCopy(places[name], 2, self.host.snapshot)
             self.maps[name] = MapView(SPECS[name], [copy])
         self.places = places
@@ -265,8 +270,22 @@ def test_every_sets_the_tools_constant(monkeypatch):
     assert main(["run", "kernellat", "--every", "0", "true"]) == 2
 
 
+def test_characters_are_shown_as_text_and_other_bytes_are_not():
+    """By their types: an array without one may hold numbers that look like text."""
+    word = int.from_bytes(b"a %d\n\0\0\0", "little")
+    with FakeSession() as fake:
+        fake.put("texts", 0, 1, word)
+        fake.put("bytes", 0, 2, word)
+        report = ObjectOutput(fake, io.StringIO(), as_json=False).report()
+    text = render_text(report)
+    assert '1  text="a %d\\n"\n' in text
+    assert "2  612025640a000000\n" in text
+    assert report.data["maps"]["texts"] == [{"key": 1, "value": {"text": "612025640a000000"}}]
+    assert report.data["maps"]["bytes"] == [{"key": 2, "value": "612025640a000000"}]
+
+
 def test_long_maps_are_cut_in_text_only(monkeypatch):
-    monkeypatch.setattr(object_run, "ROWS", 2)
+    monkeypatch.setattr(map_report, "ROWS", 2)
     with FakeSession() as fake:
         for key in range(5):
             fake.put("sums", 0, key, key + 1)
