@@ -1,5 +1,6 @@
 """``egpu run --idle`` and ``egpu attach`` as commands of their own."""
 
+import dataclasses
 import json
 import os
 import re
@@ -12,6 +13,9 @@ import pytest
 from test_host_maps import PROGRAM, Stepper
 from test_runtime_cli import NATIVE, PATIENCE, ROOT, pytestmark
 from test_runtime_cli import egpu as command
+
+from egpu.cli.attach import _told, options_of
+from egpu.session import Options, RingMemory
 
 __all__ = ["pytestmark"]
 
@@ -121,7 +125,7 @@ def test_an_object_until_the_workload_ends(scene):
 
 def test_for_some_seconds(scene):
     began = time.monotonic()
-    process = scene.attach("kernelcount", "--for", "0.5")
+    process = scene.attach("kernelcount", "--for", "0.5", "--rings", "device")
     out = ended(process)
     assert time.monotonic() - began >= 0.5
     assert "No launch of a kernel that the probes match was seen" in out
@@ -165,3 +169,27 @@ def test_options_of_idle():
     assert "no command to run" in refused()
     done = command("run", "--idle", "--sim", "--", "sh", "-c", "exit 7")
     assert done.returncode == 7
+
+
+def test_every_option_is_told():
+    """Each value that is no default arrives as it was, as JSON has it on the way."""
+    made = Options()
+    others = {
+        "cookies": {"count": 1},
+        "environment": {"A": "b"},
+        "pins": {"hits": "mine"},
+        "kernels": "g*",
+        "rings": RingMemory.DEVICE,
+        "thread_slots": 7,
+    }
+    for field in dataclasses.fields(made):
+        value = getattr(made, field.name)
+        if field.name in others:
+            other = others[field.name]
+        else:
+            other = not value if isinstance(value, bool) else value + 1
+        changed = dataclasses.replace(made, **{field.name: other})
+        assert changed != made, field.name
+        told = json.loads(json.dumps(_told(changed)))
+        assert list(told) == [field.name]
+        assert options_of(told) == changed

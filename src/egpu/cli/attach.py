@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import time
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from egpu.cli.counts import Count
 from egpu.cli.output import (
     btf_option,
     control_option,
@@ -41,7 +43,7 @@ AGENT = "libegpu_agent.so"
 
 
 @click.command("attach")
-@click.argument("pid", metavar="PID", type=click.IntRange(1))
+@click.argument("pid", metavar="PID", type=Count(1))
 @click.argument("program", metavar="TOOL|OBJECT")
 @json_option
 @output_option
@@ -146,7 +148,19 @@ def _named(program: str) -> str:
 def _told(options: Options) -> dict[str, Any]:
     """What differs from the defaults: of the rest, the process there has its own."""
     plain = asdict(type(options)())
-    return {name: value for name, value in asdict(options).items() if value != plain[name]}
+    return {
+        name: value.value if isinstance(value, enum.Enum) else value
+        for name, value in asdict(options).items()
+        if value != plain[name]
+    }
+
+
+def options_of(told: dict[str, Any]) -> Options:
+    """The options that ``_told`` told; TypeError or ValueError if they are none."""
+    from egpu.session import Options, RingMemory  # noqa: PLC0415
+
+    rings = {"rings": RingMemory(told["rings"])} if "rings" in told else {}
+    return Options(**told | rings)
 
 
 def find_desk(pid: int) -> Path:

@@ -71,7 +71,7 @@ def show_list(*, as_json: bool) -> None:
 @click.option("--keep", metavar="SIZE", default="0", help="Leave the last used SIZE (64M, 1G).")
 @json_option
 def clear_cache(*, keep: str, as_json: bool) -> int:
-    """Remove what is kept; sessions that run go on and keep what they build from now on.
+    """Remove what is kept.  Sessions that run go on and keep what they build from now on.
 
     The exit code is 1 if something could not be removed.
     """

@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from egpu.bpf.sections import DIRECTLY_RUN
+from egpu.cli.counts import Count
 from egpu.cli.output import (
     btf_option,
     control_option,
@@ -45,7 +46,10 @@ executor_option = click.option(
 @executor_option
 @click.option("--memory", metavar="HEX", default="", help="The memory block behind r1.")
 @click.option(
-    "--count", type=click.IntRange(1), help="Of a kprobe/__directly_run program: how many launches."
+    "--count",
+    metavar="N",
+    type=Count(1),
+    help="Of a kprobe/__directly_run program: how many launches.",
 )
 @click.option("--grid", metavar="X[,Y[,Z]]", help="Its blocks.")
 @click.option("--block", metavar="X[,Y[,Z]]", help="Its threads of a block.")

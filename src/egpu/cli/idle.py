@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from egpu.cli.attach import options_of
 from egpu.cli.extras import Extras, Shown
 from egpu.cli.live import follow
 from egpu.cli.object_run import ObjectOutput
@@ -153,7 +154,7 @@ class _Desk:
         btf = None if request["btf"] is None else Path(request["btf"])
         try:
             _, loaded = choose(request["program"], btf)
-            session = attach(self._idle, programs=loaded, options=Options(**request["options"]))
+            session = attach(self._idle, programs=loaded, options=options_of(request["options"]))
         except VerifierError as error:  # with its log, which the wire has no field for
             raise InputError(str(error)) from error
         try:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # Sections in which nvcc leaves fatbins in executables and shared objects.
 _FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 _EM_CUDA = "EM_CUDA"
+_EM_BPF = "EM_BPF"
 _ELF = b"\x7fELF"
 DEFAULT_PROGRAM = "kernelcount"
 _EXITS = frozenset({"ret", "exit"})
@@ -123,6 +124,8 @@ def _fatbins(data: bytes) -> bytes:
         ]
     except (ELFError, ValueError, KeyError, OSError, AssertionError) as error:
         raise InputError(f"malformed ELF file ({error})") from error
+    if file["e_machine"] == _EM_BPF:
+        raise InputError("an object of eBPF programs, no image", hint="egpu verify reads it")
     if not any(found):
         raise InputError(
             "a program without GPU code in it",

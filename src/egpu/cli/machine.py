@@ -68,7 +68,7 @@ def demo_folder() -> Path | None:
     """Where the demo workload is: ``$EGPU_DEMO_DIR``, else in the package; None if not built."""
     explicit = os.environ.get("EGPU_DEMO_DIR")
     for folder in [Path(explicit)] if explicit else [NATIVE / "demo"]:
-        if (folder / "demo").is_file():
+        if os.path.isfile(folder / "demo"):
             return folder
     return None
 
@@ -257,7 +257,7 @@ def _cache() -> Finding:
     from egpu.session.cache import default_directory  # noqa: PLC0415
 
     folder = default_directory()
-    at = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    at = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     if not at.is_dir():
         return Finding(
             "cache", State.MISSING, f"{at} is no folder: twins are built anew", "set EGPU_CACHE_DIR"

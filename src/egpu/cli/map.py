@@ -74,7 +74,7 @@ def list_command(*, as_json: bool) -> None:
 @click.option("--per-sm", is_flag=True, help="The values on each SM, not their sums.")
 @json_option
 def dump(*, reference: str, per_sm: bool, as_json: bool) -> None:
-    """Print every entry, of one snapshot; of a Bloom filter how full it is."""
+    """Print every entry of a snapshot.  Of a Bloom filter it says how full it is."""
     from egpu.bpf.maptypes import MapType, traits  # noqa: PLC0415
 
     found = _open(reference).contents()
@@ -195,7 +195,7 @@ def push(*, reference: str, value: str, exist: bool) -> None:
 @reference_argument
 @json_option
 def pop(*, reference: str, as_json: bool) -> None:
-    """Take the next value of a queue or stack, and print it; exit code 1 if there is none."""
+    """Take and print the next value of a queue or stack.  The exit code is 1 if there is none."""
     opened = _open(reference)
     _print_value(opened.pop(), typed=value_typed(opened.spec), as_json=as_json)
 
@@ -205,7 +205,7 @@ def pop(*, reference: str, as_json: bool) -> None:
 @click.argument("value", required=False)
 @json_option
 def peek(*, reference: str, value: str | None, as_json: bool) -> None:
-    """Print the value that would be popped next; of a Bloom filter, whether VALUE may be in it."""
+    """Print the value that would be popped next.  Of a Bloom filter: whether VALUE may be in it."""
     from egpu.bpf.maptypes import MapType, traits  # noqa: PLC0415
 
     opened = _open(reference)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from egpu.cli.counts import Count
 from egpu.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ json_option = click.option(
 cost_limit_option = click.option(
     "--cost-limit",
     metavar="N",
-    type=click.IntRange(1),
+    type=Count(1),
     default=100_000,
     show_default=True,
     help="Most instructions that a program may add to one thread.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from egpu.cli.counts import Count
 from egpu.cli.extras import Extras, Shown, picture_file
 from egpu.cli.loader_run import LoaderRun, run_loader
 from egpu.cli.output import (
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     from egpu.tools.registry import ToolEntry
 
 
+# Of one word nobody knows which of the two it is.
+_MISSING = "the tool or object, or its command, is missing: egpu run kernelcount -- ./app"
+
+
 @click.command("run")
 @click.argument("program", metavar="TOOL|OBJECT", required=False)
 @click.argument("workload", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED)
@@ -58,13 +63,13 @@ if TYPE_CHECKING:
 @click.option(
     "--every",
     metavar="N",
-    type=click.IntRange(1, (1 << 32) - 1),
+    type=Count(1, (1 << 32) - 1),
     help="kernellat: measure 1 of N blocks, which costs less; launches are then not measured.",
 )
 @click.option(
     "--sample",
     metavar="N",
-    type=click.IntRange(1, (1 << 32) - 1),
+    type=Count(1, (1 << 32) - 1),
     default=1,
     help="Probe only one launch in N of each kernel, the first included; the others run untouched.",
 )
@@ -182,7 +187,7 @@ def command(
             asked = LoaderRun(loader, (program, *workload), loader_wait, interval, extras)
             return run_loader(asked, options, stream, as_json=as_json)
     if program is None or not workload:
-        raise click.UsageError("no command to run: put it behind --")
+        raise click.UsageError(_MISSING)
     tool, loaded = choose(program, btf)
     if every is not None:
         loaded = sampled(tool, loaded, every)

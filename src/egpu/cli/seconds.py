@@ -13,6 +13,8 @@ MOST = 1_000_000  # the wire has milliseconds in 32 bits
 class Seconds(click.FloatRange):
     """At least ``least`` seconds, and a number: no range excludes NaN."""
 
+    name = "number of seconds"
+
     def __init__(self, least: float) -> None:
         super().__init__(least, MOST)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from egpu.cli.counts import Count
 from egpu.cli.seconds import Seconds
 
 kernels_option = click.option(
@@ -51,7 +52,7 @@ rings_option = click.option(
 print_limit_option = click.option(
     "--print-limit",
     metavar="N",
-    type=click.IntRange(0),
+    type=Count(0),
     default=10_000,
     show_default=True,
     help="Lines of bpf_printk shown in a second, 0 for all; the others are counted.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from egpu.bpf.own_maps import with_own_maps
+from egpu.cli.counts import Count
 from egpu.cli.output import (
     btf_option,
     control_option,
@@ -48,7 +49,7 @@ class Verdict:
 @click.option(
     "--atomic-budget",
     metavar="N",
-    type=click.IntRange(0),
+    type=Count(0),
     default=4,
     show_default=True,
     help="Warn above N atomics of a thread to one address that all threads share.",

@@ -29,7 +29,10 @@ class CacheEntry:
 
 
 def list_entries(directory: Path) -> tuple[CacheEntry, ...]:
-    """Every entry, least recently used last; what cannot be read is left out."""
+    """Every entry, least recently used last; entries that cannot be read are left out.
+
+    OSError if the folder is there and cannot be read.
+    """
     found: list[CacheEntry] = []
     now = time.time()
     for path in _files(directory):
@@ -54,7 +57,8 @@ class Cleared:
 
 
 def clear(directory: Path, *, keep: int = 0) -> Cleared:
-    """Remove the least recently used entries until at most ``keep`` bytes are left."""
+    """Remove the least recently used entries until at most ``keep`` bytes are left; OSError as
+    ``list_entries``."""
     before = {path: _size(path) for path in _files(directory)}
     if keep:
         remove_least_recent(directory, keep)
@@ -75,7 +79,7 @@ def _files(directory: Path) -> list[Path]:
             for path in directory.iterdir()
             if _NAME.fullmatch(path.name) and not path.is_fifo()
         ]
-    except OSError:
+    except FileNotFoundError:
         return []  # not made yet
 
 

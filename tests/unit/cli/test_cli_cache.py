@@ -107,3 +107,15 @@ def test_a_wrong_limit_is_named(folder, capsys, monkeypatch):
     monkeypatch.setenv("EGPU_CACHE_LIMIT", "lots")
     assert main(["cache", "list"]) == 2
     assert "EGPU_CACHE_LIMIT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["list", "--json"], ["clear"]])
+def test_a_folder_that_cannot_be_read_is_no_empty_cache(tmp_path, capsys, monkeypatch, arguments):
+    """No name of a file is that long; where rights are missing it is the same."""
+    folder = tmp_path / ("x" * 300)
+    monkeypatch.setenv("EGPU_CACHE_DIR", str(folder))
+    assert main(["cache", *arguments]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"egpu: {folder}: File name too long\n"
+    assert _cache().name == "cache"  # and the doctor looks on

@@ -54,6 +54,27 @@ def test_every_command_has_help(run, name):
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("group", ["", "map", "cache"])
+def test_lists_of_commands_are_whole_sentences(run, group):
+    code, out, _ = run(*group.split(), "--help")
+    assert code == 0
+    assert "..." not in out.partition("Commands:")[2]
+
+
+def test_control_c_while_modules_are_read(tmp_path):
+    """They take most of the time of a short command: still one line."""
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    paths = [str(tmp_path), str(Path(egpu.__file__).parents[1])]
+    done = subprocess.run(
+        [sys.executable, "-m", "egpu", "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "egpu: interrupted\n")
+
+
 def test_version(run):
     assert run("version") == (0, f"egpu {VERSION}\n", "")
     assert run("--version")[1] == f"egpu {VERSION}\n"
@@ -64,6 +85,34 @@ def test_wrong_usage_is_2(run):
         code, out, err = run(*arguments)
         assert (code, out) == (2, ""), arguments
         assert "Usage: egpu" in err
+
+
+@pytest.mark.parametrize("word", ["./app", "kernelcount"])
+def test_one_word_is_a_tool_or_a_command(run, word):
+    """Nobody knows which of them is missing."""
+    code, _, err = run("run", "--", word)
+    assert code == 2
+    assert "the tool or object, or its command, is missing" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("attach", "first", "kernelcount"), "whole number"),
+        (("run", "--sample", "1.5", "kernelcount", "--", "true"), "whole number"),
+        (("run", "--interval", "often", "kernelcount", "--", "true"), "number of seconds"),
+    ],
+)
+def test_what_is_no_number(run, words, kind):
+    code, _, err = run(*words)
+    assert code == 2
+    assert f"is not a valid {kind}." in err
+
+
+def test_inspect_says_what_reads_objects(run):
+    code, _, err = run("inspect", COUNT)
+    assert code == 1
+    assert err == f"egpu: {COUNT}: an object of eBPF programs, no image; egpu verify reads it\n"
 
 
 def test_help_is_quick_and_needs_no_llvm():
