@@ -7,9 +7,11 @@ import contextlib
 import os
 import resource
 import socket
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from egpu.agent.protocol import FILES_LIMIT, PACKET_LIMIT
 from egpu.errors import AgentError
@@ -17,6 +19,7 @@ from egpu.maps.layout import READER_STRIDE, RING_CONTROL, RING_CONTROL_SIZE
 from egpu.maps.ring_table import RingTable
 
 _INT = array.array("i").itemsize
+_REASON_LIMIT = 1024  # bytes of a reason on the wire
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
@@ -49,6 +52,12 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid, uid, _ = struct.unpack("3i", raw)
     return pid, uid
+
+
+def reason(text: str) -> bytes:
+    """Why not, as messages carry it: one line, cut where it is long."""
+    line = " ".join(text.split())
+    return line.encode("utf-8", "surrogateescape")[:_REASON_LIMIT]
 
 
 def close_all(files: Sequence[int]) -> None:
@@ -138,3 +147,22 @@ def ring_rows(rings: Sequence[RingTable]) -> bytes:
         )
         for r in rings
     )
+
+
+def listen(directory: Path, path: Path) -> socket.socket:
+    """A listening socket at ``path`` that only this user can reach; AgentError if there is none."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if status.st_uid != os.geteuid():
+        raise AgentError(f"{directory} belongs to another user")
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        directory.chmod(0o700)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise AgentError(f"cannot listen at {path}: {error}") from error
+    return listener

@@ -6,48 +6,32 @@ import os
 import selectors
 import shlex
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from egpu.agent import channel
 from egpu.agent import protocol as wire
-from egpu.agent.commands import ArenaLink
+from egpu.agent.answers import Answers
 from egpu.agent.frames import CallFrame
-from egpu.agent.peer import Peer, device_of
+from egpu.agent.peer import Peer
 from egpu.agent.protocol import Kind, Packet, encode
+from egpu.agent.roster import Roster, has_ended
 from egpu.agent.totals import by_kernel
-from egpu.agent.twin import (
-    Broker,
-    KernelSeen,
-    KernelStats,
-    ProcessStats,
-    Refused,
-    Twin,
-    TwinState,
-    Unmatched,
-)
-from egpu.errors import AgentError, EgpuError, InternalError
+from egpu.agent.twin import Broker, KernelStats, ProcessStats, TwinState
+from egpu.agent.workers import Workers
+from egpu.errors import AgentError, InternalError
 from egpu.maps.layout import LAUNCH_STACK_MASK, LAYOUT_VERSION, STACKS_LIMIT
 
 SOCKET_NAME = "agent.sock"
-_WORKERS = 4
 _SEND_SECONDS = 5.0
 _STACK_BASES = LAUNCH_STACK_MASK // STACKS_LIMIT  # processes whose stacks have numbers of their own
-_REASON_LIMIT = 1024  # bytes of a reason on the wire
 
 
 def _milliseconds(seconds: float) -> int:
     """As the wire has them: in 32 bits, which is as good as for ever."""
     return round(min(seconds * 1000, 0xFFFFFFFF))
-
-
-def _short(text: str) -> bytes:
-    line = " ".join(text.split())
-    return line.encode("utf-8", "surrogateescape")[:_REASON_LIMIT]
 
 
 class Server:
@@ -84,19 +68,19 @@ class Server:
         self._sample = sample
         self._on_twin = on_twin
         self._epoch = 1
-        self._peers: list[Peer] = []
+        self._peers = Roster()
+        self._answer = Answers(broker, self.problems, self._next_request)
         self._lock = threading.Lock()
         self._request = 0
         self._served = 0
-        self._answers: set[Future[None]] = set()
         self._closing = False
         self._detached = False
         self._wake_read, self._wake_write = socket.socketpair()
-        self._listener = _listen(directory, self.socket_path)
+        self._listener = channel.listen(directory, self.socket_path)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="egpu-broker")
+        self._workers = Workers(self.problems)
         self._thread = threading.Thread(target=self._serve, name="egpu-server", daemon=True)
         self._thread.start()
 
@@ -108,21 +92,17 @@ class Server:
 
     def processes(self) -> tuple[ProcessStats, ...]:
         """Everything that was counted, by process that ever connected, ended ones included."""
-        with self._lock:
-            peers = [peer for peer in self._peers if peer.greeted]
-        return tuple(peer.stats() for peer in peers)
+        return tuple(peer.stats() for peer in self._peers.greeted())
 
     def mark(self) -> None:
         """Count from now on: what was counted so far is left out of ``stats`` and ``processes``."""
-        with self._lock:
-            peers = [peer for peer in self._peers if peer.greeted]
-        for peer in peers:
+        for peer in self._peers.greeted():
             peer.mark()
 
     def snapshot(self, timeout: float = 5.0) -> bool:
         """Has every live process copy its arenas to the host arenas; True if all did in time."""
         waits = []
-        for peer in self._live():
+        for peer in self._peers.live():
             request = self._next_request()
             event = peer.snapshots.setdefault(request, threading.Event())
             peer.send(encode(Kind.SNAPSHOT, request=request))
@@ -141,7 +121,7 @@ class Server:
     def detach(self) -> None:
         """No twin is launched from now on, captured ones do nothing; ``set_epoch`` undoes it."""
         self._detached = True
-        for peer in self._live():
+        for peer in self._peers.live():
             peer.send(encode(Kind.DETACH))
 
     @property
@@ -155,39 +135,34 @@ class Server:
             self._epoch += 1
             epoch = self._epoch
         self._detached = False
-        for peer in self._live():
+        for peer in self._peers.live():
             peer.send(encode(Kind.EPOCH, epoch=epoch, twin_wait_ms=_milliseconds(twin_wait_s)))
         return epoch
 
     def stacks(self) -> dict[int, tuple[CallFrame, ...]]:
         """Every stack from which a kernel was launched so far, by number."""
-        with self._lock:
-            peers = list(self._peers)
-        return {number: frames for peer in peers for number, frames in list(peer.stacks.items())}
+        return {
+            number: frames for peer in self._peers for number, frames in list(peer.stacks.items())
+        }
 
     def launch_stacks(self) -> tuple[tuple[int, dict[int, int]], ...]:
         """Of each process, with its pid, the number of the stack of each launch kept, by id."""
-        with self._lock:
-            peers = [peer for peer in self._peers if peer.greeted]
-        return tuple((peer.pid, peer.launches()) for peer in peers)
+        return tuple((peer.pid, peer.launches()) for peer in self._peers.greeted())
 
     def live(self) -> tuple[int, ...]:
         """Pids of the processes that are connected now."""
-        return tuple(peer.pid for peer in self._live())
+        return tuple(peer.pid for peer in self._peers.live())
 
     def drain(self, timeout: float = 5.0) -> bool:
         """Waits until everything sent by processes that have ended was taken in; True if it was.
 
         Processes that still run are not waited for."""
         end = time.monotonic() + timeout
-        while any(_dead(pid) for pid in self.live()):
+        while any(has_ended(pid) for pid in self.live()):
             if time.monotonic() > end:
                 return False
             time.sleep(0.002)
-        with self._lock:
-            waiting, self._answers = self._answers, set()
-        _, late = wait(waiting, max(0.0, end - time.monotonic()))
-        return not late
+        return self._workers.settle(max(0.0, end - time.monotonic()))
 
     def close(self) -> None:
         """Stops serving; the stats stay readable as they are now.  Idempotent."""
@@ -197,7 +172,7 @@ class Server:
             self._closing = True
         self._wake_write.send(b"x")
         self._thread.join()
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._workers.close()
         for peer in self._peers:
             peer.close()
             peer.freeze()
@@ -214,10 +189,6 @@ class Server:
         self.close()
 
     # ------------------------------------------------------------------ the server's thread
-
-    def _live(self) -> list[Peer]:
-        with self._lock:
-            return [peer for peer in self._peers if peer.greeted and not peer.ended]
 
     def _serve(self) -> None:
         while True:
@@ -236,7 +207,7 @@ class Server:
             self.problems.append(f"cannot accept an agent: {error.strerror}")
             time.sleep(0.01)  # out of descriptors: do not spin
             return
-        self._compact()
+        self._peers.compact()
         pid, uid = channel.peer(connection)
         if uid not in (os.geteuid(), 0):
             self.problems.append(f"refused a connection of user {uid}")
@@ -244,17 +215,8 @@ class Server:
             return
         connection.settimeout(_SEND_SECONDS)
         peer = Peer(connection, pid)
-        with self._lock:
-            self._peers.append(peer)
+        self._peers.add(peer)
         self._selector.register(connection, selectors.EVENT_READ, peer)
-
-    def _compact(self) -> None:
-        """Many short processes must not fill the memory with their stats."""
-        with self._lock:
-            ended = [peer for peer in self._peers if peer.ended]
-        for peer in ended:
-            if _dead(peer.pid):
-                peer.freeze()
 
     def _read(self, peer: Peer) -> None:
         files: list[int] = []
@@ -275,32 +237,16 @@ class Server:
         """A peer that speaks nonsense is told so and let go; its workload runs unprobed."""
         if not isinstance(error, ConnectionResetError):
             self.problems.append(f"process {peer.pid}: {error}")
-            peer.send(encode(Kind.BYE, texts=(_short(str(error)),)))
+            peer.send(encode(Kind.BYE, texts=(channel.reason(str(error)),)))
         self._end(peer)
 
     def _end(self, peer: Peer) -> None:
         self._selector.unregister(peer.connection)
         peer.close()
         if peer.greeted:
-            self._submit(self._broker.process_ended, peer.pid)
+            self._workers.submit(self._broker.process_ended, peer.pid)
         else:
-            with self._lock:
-                self._peers.remove(peer)
-
-    def _submit(self, function: Callable[..., None], *arguments: object) -> None:
-        try:
-            future = self._workers.submit(function, *arguments)
-        except RuntimeError:  # closing: nobody waits for the answer any more
-            return
-        with self._lock:
-            self._answers.add(future)
-        future.add_done_callback(self._answered)
-
-    def _answered(self, future: Future[None]) -> None:
-        with self._lock:
-            self._answers.discard(future)
-        if not future.cancelled() and (error := future.exception()) is not None:
-            self.problems.append(f"broker: {error!r}")
+            self._peers.remove(peer)
 
     def _dispatch(self, peer: Peer, packet: Packet, files: list[int]) -> None:
         if not peer.greeted and packet.kind is not Kind.HELLO:
@@ -313,10 +259,10 @@ class Server:
             case Kind.IMAGE_GONE:
                 peer.drop_image(packet.fields["image"])
             case Kind.OPEN_ARENA:
-                self._submit(self._open_arena, peer, packet)
+                self._workers.submit(self._answer.open_arena, peer, packet)
             case Kind.RESOLVE:
                 seen = peer.kernel_seen(packet)
-                self._submit(self._resolve, peer, packet, seen)
+                self._workers.submit(self._answer.resolve, peer, packet, seen)
             case Kind.TWIN_STATE:
                 state = peer.note_twin(packet)
                 if self._on_twin is not None:
@@ -326,7 +272,7 @@ class Server:
             case Kind.STACK:
                 peer.note_stack(packet)
             case Kind.HOST_CALL:
-                self._submit(self._host_call, peer, packet)
+                self._workers.submit(self._answer.host_call, peer, packet)
             case Kind.SNAPSHOT_DONE:
                 event = peer.snapshots.get(packet.request)
                 if event is not None:
@@ -368,123 +314,4 @@ class Server:
             os.close(file)
         if self._detached:
             peer.send(encode(Kind.DETACH))
-        self._submit(self._broker.process_started, peer.pid, shlex.join(peer.cmdline))
-
-    # ------------------------------------------------------------------ on worker threads
-
-    def _open_arena(self, peer: Peer, packet: Packet) -> None:
-        number = packet.fields["arena"]
-        try:
-            link = ArenaLink(peer, number, self._next_request)
-            setup = self._broker.open_device(peer.pid, device_of(packet), link)
-            rows = channel.ring_rows(setup.rings)
-            init = channel.init_image(setup.chunks)
-            message = encode(
-                Kind.ARENA,
-                request=packet.request,
-                texts=(rows,),
-                device_size=setup.device_size,
-                host_size=setup.host_size,
-                init_size=len(init),
-                arena=number,
-                sm_slots=setup.sm_slots,
-                allocations=setup.allocations,
-                device_rings=setup.device_rings,
-            )
-            with channel.file_of("egpu-maps", init) as file:
-                peer.send(message, (setup.host_fd, file))
-        except EgpuError as error:
-            self.problems.append(f"process {peer.pid}: no map memory: {error}")
-            self._no_arena(peer, packet, str(error))
-        except BaseException:
-            self._no_arena(peer, packet, "internal error of the session")
-            raise
-
-    def _host_call(self, peer: Peer, packet: Packet) -> None:
-        try:
-            self._broker.host_call(peer.host_call(packet))
-        except (EgpuError, ValueError) as error:
-            self.problems.append(f"process {peer.pid}: a program at a launch: {error}")
-        finally:  # the workload goes on
-            peer.send(encode(Kind.HOST_DONE, request=packet.request))
-
-    def _no_arena(self, peer: Peer, packet: Packet, reason: str) -> None:
-        peer.send(
-            encode(
-                Kind.ARENA_REFUSED,
-                request=packet.request,
-                texts=(_short(reason),),
-                arena=packet.fields["arena"],
-            )
-        )
-
-    def _resolve(self, peer: Peer, packet: Packet, seen: KernelSeen) -> None:
-        try:
-            self._send_answer(peer, packet, self._broker.resolve(seen))
-        except EgpuError as error:
-            self._send_answer(peer, packet, Refused(str(error)))
-        except BaseException:
-            self._send_answer(peer, packet, Refused("internal error of the session"))
-            raise
-        self._broker.answered()
-
-    def _send_answer(self, peer: Peer, packet: Packet, answer: Twin | Refused | Unmatched) -> None:
-        request, epoch = packet.request, packet.fields["epoch"]
-        match answer:
-            case Unmatched():
-                peer.send(encode(Kind.UNMATCHED, request=request, epoch=epoch))
-            case Refused(reason=reason):
-                peer.note_refusal(packet.fields["slot"], reason)
-                peer.send(
-                    encode(Kind.REFUSED, request=request, texts=(_short(reason),), epoch=epoch)
-                )
-            case Twin():
-                _send_twin(peer, request, epoch, answer)
-
-
-def _send_twin(peer: Peer, request: int, epoch: int, twin: Twin) -> None:
-    names = b"".join(name.encode() + b"\0" for name in twin.globals)
-    # PTX is a C string to the driver; a cubin does not mind the byte.
-    image = twin.image if twin.image.endswith(b"\0") else twin.image + b"\0"
-    message = encode(
-        Kind.TWIN,
-        request=request,
-        texts=(names, twin.globals_table.encode(), channel.patch_rows(twin.patches)),
-        size=len(image),
-        kernel_id=twin.kernel_id,
-        hidden_offset=twin.hidden_offset,
-        parameters=twin.parameters,
-        globals_count=len(twin.globals),
-        allow_occupancy=int(twin.allow_occupancy_loss),
-        epoch=epoch,
-    )
-    with channel.file_of("egpu-twin", image) as file:
-        peer.send(message, (file,))
-
-
-def _dead(pid: int) -> bool:
-    """A process that has ended and was not yet waited for."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return True
-    return status.rpartition(")")[2].split()[:1] == ["Z"]
-
-
-def _listen(directory: Path, path: Path) -> socket.socket:
-    """A listening socket that only this user can reach."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = directory.stat()
-    if status.st_uid != os.geteuid():
-        raise AgentError(f"{directory} belongs to another user")
-    if stat.S_IMODE(status.st_mode) != 0o700:
-        directory.chmod(0o700)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        path.unlink(missing_ok=True)
-        listener.bind(str(path))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise AgentError(f"cannot listen at {path}: {error}") from error
-    return listener
+        self._workers.submit(self._broker.process_started, peer.pid, shlex.join(peer.cmdline))
