@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Self
 
-from egpu.agent import ArenaLink
 from egpu.agent.protocol import Feature
-from egpu.agent.twin import (
-    ArenaSetup,
-    DeviceInfo,
-    HostCall,
-    KernelSeen,
-    KernelStats,
-    LaunchCost,
-    Refused,
-    Twin,
-    Unmatched,
-)
-from egpu.bpf.program import AttachKind
+from egpu.agent.twin import DeviceInfo, KernelStats
 from egpu.errors import InputError
 from egpu.session.additive import additive_maps
 from egpu.session.arenas import Arenas, Maps
 from egpu.session.arrivals import missed_blocks
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
+from egpu.session.broker import SessionBroker
 from egpu.session.cache import TwinCache, cache_limit, default_directory
+from egpu.session.cost import SessionCost, cost_of
 from egpu.session.explain import Explanation, explain, without_resources
 from egpu.session.features import Clock, clocks, features_of
 from egpu.session.host_programs import HostPrograms
 from egpu.session.launch_stacks import LaunchStack, LaunchStacks
 from egpu.session.links import Link, Links
 from egpu.session.objects import Collection
+from egpu.session.options import Options
 from egpu.session.prints import Prints, print_calls
 from egpu.session.reuse import reuse_pinned
 from egpu.session.ring_load import RingLoad, ring_loads
@@ -46,90 +34,8 @@ from egpu.session.service import MapService
 from egpu.session.slots import thread_slots
 from egpu.session.stacks import StackFrame
 from egpu.session.twins import TwinBuilder, TwinReport
-from egpu.session.workload import (
-    Workload,
-)
-from egpu.verifier import Limits, VerifiedProgram
-
-
-class RingMemory(enum.Enum):
-    """Where programs write the records of rings to."""
-
-    HOST = "host"  # the host's memory, over the link; they outlive a crash of the workload
-    DEVICE = "device"  # the device's, from where the agent copies them
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a workload is run.
-
-    ``simulated``: on the simulated device, even if there is a GPU. ``kernels``: a glob that narrows
-    every attach point. ``twin_wait_s``: how long the first launch of a kernel waits for its twin.
-    ``allow_occupancy_loss``: use twins with fewer resident blocks per SM. ``follow``: probe child
-    processes too. ``machine_code``: probe a kernel's machine code where the device runs a cubin
-    of it, and PTX elsewhere (docs/machine-code.md), instead of PTX alone.
-    ``allow_control``: programs may change what the workload does (end threads). ``lost_updates``:
-    programs may update what other threads update at the same time (some updates are then lost).
-    ``map_deletions``: hash maps can be deleted from by the session although no program does, which
-    costs programs a little. ``rings``: which memory programs write the records of rings to.
-    ``sample``: probe one launch in so many of each kernel, the first
-    included, and let the others run untouched. ``cache``: keep assembled twins on disk.
-    ``snapshot_period_s``: how often maps are copied to where the session reads them.
-    ``thread_slots``: threads of a launch for which per-thread maps have values (None: as
-    BPFTIME_MAP_GPU_THREAD_COUNT says, else 1,024); threads beyond them find no value.
-    ``pins``: pin names of maps, by the map's name (``egpu.open_map`` reads them anywhere).
-    ``cost_limit``: most instructions, in the worst case, that a program may add to a thread (see
-    ``egpu.verifier.Limits.cost``). ``print_limit``: lines of bpf_printk given out in a second, 0
-    for all. ``stacks``: keep from which stack each launch came (``Session.stack_of``), which takes
-    microseconds of each probed launch. ``cookies``: what bpf_get_attach_cookie gives, by program
-    name; 0 for others.
-    ``environment`` is added to the workload's.
-    """
-
-    simulated: bool = False
-    kernels: str = ""
-    twin_wait_s: float = 10.0
-    allow_occupancy_loss: bool = False
-    follow: bool = True
-    machine_code: bool = True
-    map_deletions: bool = False
-    rings: RingMemory = RingMemory.HOST
-    sample: int = 1
-    allow_control: bool = False
-    lost_updates: bool = False
-    cache: bool = True
-    snapshot_period_s: float = 1.0
-    cost_limit: int = Limits().cost
-    thread_slots: int | None = None
-    pins: Mapping[str, str] = field(default_factory=dict)
-    print_limit: int = 10_000
-    stacks: bool = False
-    cookies: Mapping[str, int] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class SessionCost:
-    """What egpu itself did.
-
-    ``build_ms``: building all ``twins``, in milliseconds, of which ``cached`` were not assembled
-    anew; ``images`` were read for them.  ``instructions``: most BPF instructions that all probes
-    together add to one thread, ``site_instructions``: of these at one site.  ``run_ms``: the
-    started process, so far or until it ended.  ``runs_cut_short``: runs of programs that lacked
-    turns (``egpu.bpf.budget``).  ``launches``: what the agents measured, over all processes.
-    """
-
-    twins: int
-    images: int
-    cached: int
-    build_ms: float
-    instructions: int
-    records_dropped: int
-    records_missing: int
-    runs_cut_short: int = 0
-    site_instructions: int = 0
-    run_ms: float = 0.0
-    launches: LaunchCost = field(default_factory=LaunchCost)
+from egpu.session.workload import Workload
+from egpu.verifier import VerifiedProgram
 
 
 class Session:
@@ -147,52 +53,40 @@ class Session:
         prepare: Callable[[Session], None] = lambda session: None,
     ) -> None:
         """``prepare`` is called before programs are attached to ``workload``."""
-        names = collection.names
-        maps = verified[0].program.maps
-        every = verified
-        verified = [each for each in every if not each.program.on_host]
         self._options = options
-        slots = thread_slots(options.thread_slots)
-        self._notes = [
-            f"updates may be lost, as was allowed: {warning}"
-            for each in verified
-            for warning in each.warnings
-            if options.lost_updates and warning.rule == "P8"
-        ]
-        assembler = self._make_assembler()
-        self._arenas = Arenas(
-            maps, names, additive_maps(verified, maps), slots, assembler=assembler
-        )
-        self._verified = tuple(verified)
+        self._verified = tuple(each for each in verified if not each.program.on_host)
+        self._notes = _allowed(self._verified) if options.lost_updates else []
         self._cleanup = contextlib.ExitStack()
         self._started: float = 0.0  # time.monotonic(); 0: not yet
         self._ended: float = 0.0
-        self._cache = TwinCache(default_directory(), limit=cache_limit()) if options.cache else None
-        probes = ProbeSet(verified, only=options.kernels)
-        self._links = Links(probes, collection.links, every, options.twin_wait_s)
-        self._host = HostPrograms(
-            [each for each in every if each.program.on_host],
-            verified,
-            self._arenas,
-            probes.is_enabled,
-        )
         self._closed = False
         self._owner = os.getpid()
         self._service: MapService | None = None
         self._no_service = "the session has not started"
-        self._broker = _Broker(
-            TwinBuilder(
-                probes,
-                assembler,
-                self._cache,
-                self._arenas.layout,
-                allow_occupancy_loss=options.allow_occupancy_loss,
-                machine_code=options.machine_code,
-            ),
-            self._arenas,
-            self._host,
+        self._cache = TwinCache(default_directory(), limit=cache_limit()) if options.cache else None
+        maps = verified[0].program.maps
+        assembler = self._make_assembler()
+        self._arenas = Arenas(
+            maps,
+            collection.names,
+            additive_maps(self._verified, maps),
+            thread_slots(options.thread_slots),
+            assembler=assembler,
         )
-        self._cleanup.callback(self._broker.builder.settle)
+        probes = ProbeSet(self._verified, only=options.kernels)
+        self._links = Links(probes, collection.links, verified, options.twin_wait_s)
+        on_host = [each for each in verified if each.program.on_host]
+        self._host = HostPrograms(on_host, self._verified, self._arenas, probes.is_enabled)
+        builder = TwinBuilder(
+            probes,
+            assembler,
+            self._cache,
+            self._arenas.layout,
+            allow_occupancy_loss=options.allow_occupancy_loss,
+            machine_code=options.machine_code,
+        )
+        self._broker = SessionBroker(builder, self._arenas, self._host)
+        self._cleanup.callback(builder.settle)
         try:
             reuse_pinned(self._arenas)
             prepare(self)
@@ -335,29 +229,15 @@ class Session:
 
     def cost(self) -> SessionCost:
         """What egpu itself did so far."""
-        built = [report for report in self.twins() if not report.reason]
-        rings = [ring.totals() for ring in self._maps.rings()]
-        return SessionCost(
-            twins=len(built),
+        return cost_of(
+            self.twins(),
+            self._verified,
+            [ring.totals() for ring in self._maps.rings()],
+            self._server.processes(),
             images=self._broker.builder.images_read,
-            cached=sum(report.cached for report in built),
-            build_ms=sum(report.build_ms for report in built),
-            instructions=sum(program.cost.instructions for program in self._verified),
-            records_dropped=sum(total.dropped for total in rings),
-            records_missing=sum(total.holes for total in rings),
-            runs_cut_short=self._arenas.cut_short(),
-            site_instructions=max(self._by_site().values(), default=0),
+            cut_short=self._arenas.cut_short(),
             run_ms=((self._ended or time.monotonic()) - self._started) * 1e3,
-            launches=sum((each.cost for each in self._server.processes()), LaunchCost()),
         )
-
-    def _by_site(self) -> Counter[AttachKind]:
-        """Worst-case instructions by kind of site; programs of one kind may share their sites."""
-        found: Counter[AttachKind] = Counter()
-        for verified in self._verified:
-            for kind in {point.kind for point in verified.program.attach}:
-                found[kind] += verified.cost.instructions
-        return found
 
     def pin(self, map_name: str, name: str) -> None:
         """Let the user's other processes find a map as ``name``, until ``unpin``.
@@ -456,30 +336,11 @@ class Session:
         self._process = workload.start()
 
 
-class _Broker:
-    """Answers the server's questions; called on its worker threads."""
-
-    def __init__(self, builder: TwinBuilder, arenas: Arenas, host: HostPrograms) -> None:
-        self.builder = builder
-        self._arenas = arenas
-        self._host = host
-
-    def open_device(self, pid: int, device: DeviceInfo, link: ArenaLink) -> ArenaSetup:
-        return self._arenas.open(pid, device, link)
-
-    def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
-        return self.builder.resolve(seen)
-
-    def answered(self) -> None:
-        self.builder.settle()
-
-    def host_call(self, call: HostCall) -> None:
-        self._host.run(call)
-
-    def process_started(self, pid: int, command: str) -> None:
-        """Arenas are made when a context appears; compiling takes as long as that."""
-        self.builder.prepare()
-
-    def process_ended(self, pid: int) -> None:
-        """Its images are forgotten; its maps outlive it."""
-        self.builder.forget(pid)
+def _allowed(verified: Sequence[VerifiedProgram]) -> list[str]:
+    """What a report must say of updates that may be lost."""
+    return [
+        f"updates may be lost, as was allowed: {warning}"
+        for each in verified
+        for warning in each.warnings
+        if warning.rule == "P8"
+    ]

@@ -11,8 +11,9 @@ from egpu.errors import InputError
 from egpu.session.arrivals import verify_all
 from egpu.session.loadable import Object
 from egpu.session.objects import Collection, combine
+from egpu.session.options import Options, RingMemory
 from egpu.session.seconds import check_seconds
-from egpu.session.session import Options, RingMemory, Session
+from egpu.session.session import Session
 from egpu.session.workload import IDLE_WAIT_S, Attachment, IdleWorkload, NewWorkload, Workload
 from egpu.verifier import Limits, Policy
 

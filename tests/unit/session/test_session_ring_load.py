@@ -7,7 +7,7 @@ from egpu.bpf.asm import assemble
 from egpu.bpf.insn import program_from_code
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import AttachKind, AttachPoint, Level, MapSpec
-from egpu.maps.layout import plan
+from egpu.maps import plan
 from egpu.session.attached import ProbeSet
 from egpu.session.ring_load import ring_loads
 from egpu.verifier import verify
