@@ -46,9 +46,9 @@ from egpu.maps.layout import (
     HashTable,
     copy_stride,
     hash_table,
-    plan,
     round_up,
 )
+from egpu.maps.planning import plan
 
 __all__ = [
     "ARENA_HEADER",

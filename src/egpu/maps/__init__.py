@@ -5,13 +5,10 @@ from egpu.maps.changes import Changes, MapHost, UpdateFlag, Values
 from egpu.maps.contents import Contents, Kept, contents_of, pack, unpack
 from egpu.maps.hash_view import HashView
 from egpu.maps.initial import initial_chunks
-from egpu.maps.layout import (
-    ArenaLayout,
-    MapPlace,
-    plan,
-)
+from egpu.maps.layout import ArenaLayout, MapPlace
 from egpu.maps.memory import HostArena, RingControl, Snapshot, ring_controls
 from egpu.maps.outer_view import OuterView
+from egpu.maps.planning import plan
 from egpu.maps.pushed_view import BloomView, QueueView
 from egpu.maps.pushes import Pushes, PushHost
 from egpu.maps.ring_table import RingTable, ring_table

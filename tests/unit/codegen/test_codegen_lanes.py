@@ -18,8 +18,8 @@ from egpu.maps.layout import (
     LAUNCH_BLOCK,
     LAUNCH_BLOCK_SIZE,
     RING_CONTROL,
-    plan,
 )
+from egpu.maps.planning import plan
 from egpu.maps.ringbuf import RingReader
 from egpu.sim import DeviceMemory, Machine
 from egpu.splice import splice_ptx

@@ -14,6 +14,7 @@ from egpu.bpf.program import MapSpec
 from egpu.maps import layout as L
 from egpu.maps import ringbuf, taking
 from egpu.maps.memory import HostArena, RingControl
+from egpu.maps.planning import plan as plan_maps
 from egpu.maps.ring_table import ring_table
 from egpu.maps.ringbuf import RingReader
 
@@ -34,7 +35,7 @@ def reading(request, monkeypatch):
 
 
 def test_maps_lie_where_they_would_without_them():
-    here, there = L.plan([ARRAY, SPEC, ARRAY], 5), L.plan([ARRAY, HOST, ARRAY], 5)
+    here, there = plan_maps([ARRAY, SPEC, ARRAY], 5), plan_maps([ARRAY, HOST, ARRAY], 5)
     assert here.device_size == there.device_size
     assert [place.offset for place in here.places] == [place.offset for place in there.places]
     assert (there.device_rings, there.device_bytes) == (0, there.device_size)
@@ -43,7 +44,7 @@ def test_maps_lie_where_they_would_without_them():
 
 def test_nothing_overlaps():
     large = MapSpec("more", MapType.RINGBUF, 0, 0, 1 << 20, on_device=True)
-    layout = L.plan([SPEC, HOST, ARRAY, large], 5)
+    layout = plan_maps([SPEC, HOST, ARRAY, large], 5)
     host, device = [(0, L.HOST_CONTROL_SIZE)], [(0, layout.device_size)]
     for place in layout.places:
         if not place.ring_size:
@@ -67,7 +68,7 @@ def test_nothing_overlaps():
 
 @pytest.mark.parametrize("address", [0x7F1200000000, 0x302000200])
 def test_flags_are_found_by_the_address_of_a_group(address):
-    layout = L.plan([SPEC, replace(SPEC, name="more", max_entries=1 << 18)], SLOTS)
+    layout = plan_maps([SPEC, replace(SPEC, name="more", max_entries=1 << 18)], SLOTS)
     for place in layout.places:
         for at in (0, 16, 4080, SLOTS * place.ring_size - 16):
             group = address + place.ring_device + at
@@ -76,7 +77,7 @@ def test_flags_are_found_by_the_address_of_a_group(address):
 
 
 def test_the_agent_is_told_of_them():
-    layout = L.plan([HOST, SPEC], SLOTS)
+    layout = plan_maps([HOST, SPEC], SLOTS)
     plain, ring = ring_table(layout)
     place = layout.places[1]
     assert (plain.ring_size, plain.device_data, plain.host_flags) == (0, 0, 0)
@@ -116,7 +117,7 @@ class Rig:
     """A device, a host arena and the agent's steps between them."""
 
     def __init__(self):
-        self.layout = L.plan([SPEC], SLOTS)
+        self.layout = plan_maps([SPEC], SLOTS)
         self.place = self.layout.places[0]
         self.arena = HostArena.create(self.layout)
         data = np.zeros(self.layout.device_bytes, np.uint8)

@@ -10,12 +10,13 @@ from egpu.errors import InputError, InternalError
 from egpu.maps import layout as L
 from egpu.maps.hash_view import HashView
 from egpu.maps.memory import Snapshot
+from egpu.maps.planning import plan as plan_maps
 from egpu.maps.view import MapCopy
 
 
 def view_of(spec, entries, *, copies=1, full=0):
     """``entries`` maps slot numbers to (state, key, value)."""
-    plan = L.plan([spec], 2)
+    plan = plan_maps([spec], 2)
     place, shape = plan.places[0], L.hash_table(spec)
     data = bytearray(plan.device_size)
     start = place.offset + L.HASH_CONTROL["full"][0]
@@ -87,7 +88,7 @@ def test_without_types_keys_are_bytes():
 
 def test_values_per_sm():
     spec = MapSpec("p", MapType.PERCPU_HASH, 4, 8, 10, btf=BTF, key_type=U32, value_type=U64)
-    plan = L.plan([spec], 3)
+    plan = plan_maps([spec], 3)
     place, shape = plan.places[0], L.hash_table(spec)
     assert (shape.stride, shape.value_stride, shape.values) == (32, 8, 128 + 128 * 32)
     assert (place.stride, plan.device_size >= place.offset + shape.values + 3 * 1024) == (

@@ -9,6 +9,7 @@ from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError, UnsupportedError
 from egpu.maps import RingTable, initial_chunks, ring_table
 from egpu.maps import layout as L
+from egpu.maps.planning import plan as plan_maps
 
 ARRAY = MapSpec("a", MapType.ARRAY, 4, 12, 10)
 PERCPU = MapSpec("p", MapType.PERCPU_ARRAY, 4, 24, 7)
@@ -17,7 +18,7 @@ DATA = MapSpec(".data", MapType.ARRAY, 4, 5, 1, initial=b"hello")
 
 
 def test_device_places_follow_each_other_aligned():
-    plan = L.plan([ARRAY, PERCPU, RING, DATA], 3)
+    plan = plan_maps([ARRAY, PERCPU, RING, DATA], 3)
     array, percpu, ring, data = plan.places
     assert (array.offset, array.stride, array.entry_stride) == (4096, 0, 16)
     assert (percpu.offset, percpu.stride, percpu.entry_stride) == (4352, 256, 24)
@@ -29,7 +30,7 @@ def test_device_places_follow_each_other_aligned():
 
 def test_host_places_do_not_overlap():
     second = MapSpec("r2", MapType.RINGBUF, 0, 0, 1)
-    plan = L.plan([RING, ARRAY, second], 130)
+    plan = plan_maps([RING, ARRAY, second], 130)
     first, _, last = plan.places
     assert first.ring_readers == 4096
     assert last.ring_readers == 4096 + 130 * 64
@@ -46,7 +47,7 @@ def test_host_places_do_not_overlap():
     [(1, 1, 4096), (4096, 1, 4096), (4097, 1, 8192), (1 << 20, 132, 8192), (1 << 20, 128, 8192)],
 )
 def test_ring_of_one_sm_is_a_share_rounded_up(entries, slots, size):
-    plan = L.plan([MapSpec("r", MapType.RINGBUF, 0, 0, entries)], slots)
+    plan = plan_maps([MapSpec("r", MapType.RINGBUF, 0, 0, entries)], slots)
     assert plan.places[0].ring_size == size
     assert size * slots >= entries
 
@@ -55,24 +56,24 @@ def test_maps_that_cannot_be_laid_out_are_refused_by_name(monkeypatch):
     with monkeypatch.context() as without:
         without.delitem(MAP_TRAITS, MapType.QUEUE)
         with pytest.raises(UnsupportedError, match="map h: map type QUEUE"):
-            L.plan([MapSpec("h", MapType.QUEUE, 0, 4, 1)], 1)
+            plan_maps([MapSpec("h", MapType.QUEUE, 0, 4, 1)], 1)
     with pytest.raises(InputError, match="map a: max_entries is 0"):
-        L.plan([MapSpec("a", MapType.ARRAY, 4, 4, 0)], 1)
+        plan_maps([MapSpec("a", MapType.ARRAY, 4, 4, 0)], 1)
     with pytest.raises(InputError, match="map a: value size is 0"):
-        L.plan([MapSpec("a", MapType.ARRAY, 4, 0, 1)], 1)
+        plan_maps([MapSpec("a", MapType.ARRAY, 4, 0, 1)], 1)
     with pytest.raises(InputError, match="map a: key size is 8"):
-        L.plan([MapSpec("a", MapType.ARRAY, 8, 4, 1)], 1)
+        plan_maps([MapSpec("a", MapType.ARRAY, 8, 4, 1)], 1)
     with pytest.raises(InputError, match="map r: 1099511627776 bytes are more than 1 GiB per SM"):
-        L.plan([MapSpec("r", MapType.RINGBUF, 0, 0, 1 << 40)], 1)
+        plan_maps([MapSpec("r", MapType.RINGBUF, 0, 0, 1 << 40)], 1)
     with pytest.raises(InputError, match="initial contents"):
-        L.plan([MapSpec(".data", MapType.ARRAY, 4, 4, 1, initial=b"123456789")], 1)
+        plan_maps([MapSpec(".data", MapType.ARRAY, 4, 4, 1, initial=b"123456789")], 1)
     with pytest.raises(InternalError):
-        L.plan([], 0)
+        plan_maps([], 0)
 
 
 def test_initial_chunks_hold_header_and_contents():
     maps = [ARRAY, DATA]
-    plan = L.plan(maps, 5)
+    plan = plan_maps(maps, 5)
     (at, header), (data_at, data) = initial_chunks(plan, maps, 4711)
     assert at == 0
     assert header[:8] == b"EGPUARNA"
@@ -88,7 +89,7 @@ def test_initial_chunks_hold_header_and_contents():
 
 
 def test_ring_table_has_a_row_per_ring():
-    plan = L.plan([ARRAY, RING], 2)
+    plan = plan_maps([ARRAY, RING], 2)
     place = plan.places[1]
     assert ring_table(plan) == (RingTable(place.offset, place.ring_readers, 2),)
 
@@ -104,14 +105,14 @@ def test_hash_table(entries, slots):
         assert (shape.slots, shape.pinned, shape.key) == (slots, bool(pins), 16 + pins)
         assert (shape.value, shape.stride) == (24 + pins, 48)  # a multiple of 16
         assert shape.size == 128 + slots * 48
-    first, second = L.plan([spec, spec], 7).places
+    first, second = plan_maps([spec, spec], 7).places
     assert second.offset - first.offset >= shape.size
 
 
 @pytest.mark.parametrize("size", [0, 257])
 def test_hash_keys_have_limits(size):
     with pytest.raises(InputError, match=f"map h.*key size is {size}"):
-        L.plan([MapSpec("h", MapType.HASH, size, 8, 4)], 1)
+        plan_maps([MapSpec("h", MapType.HASH, size, 8, 4)], 1)
 
 
 def test_head_and_tail_of_a_ring_can_be_read_with_one_load():

@@ -12,9 +12,10 @@ from egpu.errors import AgentError
 from egpu.maps import initial_chunks, memory
 from egpu.maps import layout as L
 from egpu.maps.memory import HostArena, RingControl, ring_controls
+from egpu.maps.planning import plan as plan_maps
 
 MAPS = [MapSpec("a", MapType.ARRAY, 4, 8, 4), MapSpec("r", MapType.RINGBUF, 0, 0, 1)]
-PLAN = L.plan(MAPS, 2)
+PLAN = plan_maps(MAPS, 2)
 
 
 def put(arena, name, value):

@@ -7,14 +7,14 @@ from egpu.bpf.maptypes import MapType, bloom_bits
 from egpu.bpf.mixing import bloom_places, mixed
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
-from egpu.maps import layout as L
 from egpu.maps.memory import Snapshot
+from egpu.maps.planning import plan as plan_maps
 from egpu.maps.pushed_view import BloomView, QueueView
 from egpu.maps.view import MapCopy
 
 
 def copy_of(spec, fill):
-    plan = L.plan([spec], 2)
+    plan = plan_maps([spec], 2)
     data = bytearray(plan.device_size)
     fill(data, plan.places[0].offset)
     shot = Snapshot(bytes(data), 1, 1, True)

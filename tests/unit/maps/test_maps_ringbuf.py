@@ -15,6 +15,7 @@ from egpu.errors import InputError
 from egpu.maps import layout as L
 from egpu.maps import ringbuf, taking
 from egpu.maps.memory import HostArena, RingControl
+from egpu.maps.planning import plan as plan_maps
 from egpu.maps.ringbuf import RingReader
 
 NATIVE = taking.native_reader()
@@ -37,7 +38,7 @@ MULTI = MapSpec("events", MapType.RINGBUF, 0, 0, 3 * 4096)
 
 class Rig:
     def __init__(self, spec=SPEC, slots=1, start=0):
-        self.layout = L.plan([spec], slots)
+        self.layout = plan_maps([spec], slots)
         self.place = self.layout.places[0]
         self.arena = HostArena.create(self.layout)
         for slot in range(slots):

@@ -6,8 +6,8 @@ from test_maps_view import BTF, U32
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
-from egpu.maps import layout as L
 from egpu.maps.memory import Snapshot
+from egpu.maps.planning import plan as plan_maps
 from egpu.maps.thread_view import ThreadView
 from egpu.maps.view import MapCopy
 
@@ -15,7 +15,7 @@ SPEC = MapSpec("t", MapType.GPU_PER_THREAD_ARRAY, 4, 4, 3, btf=BTF, value_type=U
 
 
 def view_of(copies=1, slots=5):
-    plan = L.plan([SPEC], 2, thread_slots=slots)
+    plan = plan_maps([SPEC], 2, thread_slots=slots)
     place = plan.places[0]
     data = bytearray(plan.device_size)
     for key in range(3):
@@ -45,4 +45,4 @@ def test_refusals():
     with pytest.raises(InternalError, match="not per thread"):
         ThreadView(MapSpec("a", MapType.ARRAY, 4, 8, 1), [])
     with pytest.raises(InputError, match="0 slots"):
-        L.plan([SPEC], 1, thread_slots=0)
+        plan_maps([SPEC], 1, thread_slots=0)

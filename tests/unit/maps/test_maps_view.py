@@ -10,8 +10,8 @@ from egpu.bpf.btf import Btf, BtfKind, BtfMember, BtfType
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError, InternalError
-from egpu.maps import layout as L
 from egpu.maps.memory import HostArena, Snapshot
+from egpu.maps.planning import plan as plan_maps
 from egpu.maps.ringbuf import RingReader
 from egpu.maps.view import MapCopy, MapView
 
@@ -51,7 +51,7 @@ def spec(kind=MapType.ARRAY, size=8, entries=3, value_type=U64, btf=BTF):
 
 def view_of(map_spec, contents, slots=2, copies=1):
     """A view; ``contents`` maps (slot, key) to bytes."""
-    plan = L.plan([map_spec], slots)
+    plan = plan_maps([map_spec], slots)
     place = plan.places[0]
     data = bytearray(plan.device_size)
     for (slot, key), value in contents.items():
@@ -188,7 +188,7 @@ def test_a_ring_has_no_view():
 @pytest.mark.parametrize(("declared", "named"), [(PAIR, ""), (0, "pair"), (0, "pair_t")])
 def test_records_are_decoded_by_declared_or_named_type(declared, named):
     ring = MapSpec("r", MapType.RINGBUF, 0, 0, 4096, btf=BTF, value_type=declared)
-    plan = L.plan([ring], 1)
+    plan = plan_maps([ring], 1)
     with HostArena.create(plan) as arena:
         reader = RingReader(arena, plan, plan.places[0], ring, type_name=named)
         producer = Producer(arena, plan.places[0])
