@@ -7,7 +7,7 @@ from collections.abc import Callable
 from egpu.bpf import isa
 from egpu.bpf.isa import Kind
 from egpu.bpf.program import PseudoSrc
-from egpu.verifier import arithmetic, calls, checks, memory
+from egpu.verifier import arithmetic, checks, declarations, memory
 from egpu.verifier.report import Refusal
 from egpu.verifier.scalar import S64, Scalar
 from egpu.verifier.setting import Recorder, Setting
@@ -76,12 +76,12 @@ def _made(setting: Setting, step: Step) -> Scalar | Pointer:
         case PseudoSrc.CONST:
             return S64.constant((high & 0xFFFFFFFF) << 32 | low & 0xFFFFFFFF)
         case PseudoSrc.MAP_INDEX:
-            calls.check_map(setting.map(low))
+            declarations.check_map(setting.map(low))
             return Pointer(Region.MAP_POINTER, low)
         case PseudoSrc.MAP_INDEX_VALUE:
             spec = setting.map(low)
-            calls.check_map(spec)
-            if spec.type not in calls.DIRECT_VALUES:
+            declarations.check_map(spec)
+            if spec.type not in declarations.DIRECT_VALUES:
                 raise Refusal(
                     "P2",
                     f"map {spec.name} of type {spec.type.name} has no first value",
