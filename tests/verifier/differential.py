@@ -31,7 +31,7 @@ from egpu.bpf.isa import CALL, MAY_GOTO, AluOp, CallSrc
 from egpu.bpf.program import AttachKind, Insn
 from egpu.errors import EgpuError
 from egpu.verifier import callbacks as called
-from egpu.verifier import explore, memory, verify
+from egpu.verifier import memory, one_turn, verify
 from egpu.verifier.gate import DEFAULT_LIMITS
 from egpu.verifier.scalar import ANY, S64, ScalarDomain
 
@@ -184,7 +184,7 @@ def as_coarse_as_linux():
 def budget_alone(case, limits=DEFAULT_LIMITS):
     """Whether a budgeted loop, not made so by may_goto or bpf_loop, is why we take a program."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(explore, "counts_to_unknown", lambda turn, state: False)
+        patch.setattr(one_turn, "counts_to_unknown", lambda turn, state: False)
         error = case.ours(limits)
     return getattr(error, "rule", "") == "P4"
 

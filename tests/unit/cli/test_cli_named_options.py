@@ -45,6 +45,7 @@ SAID_BY = {
     "verifier/calls.py": (*ATTACHING, "verify"),  # exec: of programs run directly, which has it
     "verifier/contention.py": (),  # a warning of all, and verify sets its limit
     "verifier/explore.py": VERIFYING,
+    "verifier/one_call.py": VERIFYING,
 }
 # Command lines of other programs, and of egpu's own modules (`python -m egpu.sim`).
 NOT_OURS = {
