@@ -2,7 +2,8 @@
 
 import pytest
 
-from egpu.bpf.demangle import demangle, name_forms
+from egpu.bpf.demangle import demangle
+from egpu.bpf.name_forms import name_forms
 from egpu.bpf.program import AttachKind, AttachPoint, Level
 from egpu.bpf.sections import matches, parse_section
 from egpu.errors import InputError, UnsupportedError

@@ -7,21 +7,14 @@ name as it is: a wrong name would attach a probe to the wrong kernel.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
+
+from egpu.bpf.cxx_types import BUILTIN, array_of, indirect, listed, literal
+from egpu.bpf.mangled import Mangled, UnknownError
 
 _MAX_DEPTH = 64
 _MAX_LENGTH = 1 << 15  # of a mangled name, and of its demangled form
 
-_BUILTIN = {
-    "v": "void", "w": "wchar_t", "b": "bool", "c": "char", "a": "signed char",
-    "h": "unsigned char", "s": "short", "t": "unsigned short", "i": "int", "j": "unsigned int",
-    "l": "long", "m": "unsigned long", "x": "long long", "y": "unsigned long long",
-    "n": "__int128", "o": "unsigned __int128", "f": "float", "d": "double", "e": "long double",
-    "g": "__float128", "z": "...",
-    "Dh": "half", "Di": "char32_t", "Ds": "char16_t", "Du": "char8_t", "Dn": "decltype(nullptr)",
-    "Da": "auto", "DF16_": "_Float16", "DF16b": "std::bfloat16_t",
-}  # fmt: skip
 _STANDARD = {
     "St": "std", "Sa": "std::allocator", "Sb": "std::basic_string", "Ss": "std::string",
     "Si": "std::istream", "So": "std::ostream", "Sd": "std::iostream",
@@ -29,12 +22,6 @@ _STANDARD = {
 _OPERATORS = {"cl": "operator()", "pl": "operator+", "mi": "operator-", "ml": "operator*"}
 _QUALIFIERS = {"K": " const", "V": " volatile", "r": " restrict"}
 _POINTERS = {"P": "*", "R": "&", "O": "&&"}
-_LITERAL_SUFFIX = {"int": "", "unsigned int": "u", "long": "l", "unsigned long": "ul",
-                   "long long": "ll", "unsigned long long": "ull"}  # fmt: skip
-
-
-class _Unknown(Exception):
-    """The name uses what this demangler does not know."""
 
 
 def demangle(mangled: str) -> str:
@@ -44,95 +31,21 @@ def demangle(mangled: str) -> str:
     try:
         demangler = _Demangler(mangled)
         name = demangler.encoding()
-    except _Unknown:
+    except UnknownError:
         return mangled
     # What is left over can only be the suffix of a compiler's clone, ".constprop.0".
     return name if mangled[demangler.at :][:1] in ("", ".") else mangled
 
 
-@functools.lru_cache(maxsize=256)  # each kernel's is asked for with every pattern
-def name_forms(demangled: str) -> tuple[str, ...]:
-    """What people call a function: in full, then without arguments, template arguments, scope."""
-    plain = _before_arguments(demangled)
-    bare = _without_templates(plain)
-    forms = (demangled, plain, bare, bare.rpartition("::")[2], _last_component(plain))
-    return tuple(dict.fromkeys(form for form in forms if form))
-
-
-def split_name(demangled: str) -> tuple[str, str, str]:
-    """(scope, name, template arguments) of a function: ("at::native", "fill", "4, float").
-
-    Arguments of the function are left out, and so are those of templates in its scope.
-    """
-    plain = _before_arguments(demangled)
-    last = _last_component(plain)
-    scope = _without_templates(plain[: len(plain) - len(last)]).removesuffix("::")
-    name, bracket, arguments = last.partition("<")
-    if not bracket or not arguments.endswith(">"):
-        return scope, last, ""
-    return scope, name, arguments[:-1]
-
-
-def _before_arguments(name: str) -> str:
-    """Cut the argument list: the first "(" outside template brackets that does not open a name."""
-    depth = 0
-    for at, character in enumerate(name):
-        if character == "<":
-            depth += 1
-        elif character == ">":
-            depth -= 1
-        elif character == "(" and depth == 0 and at and not name.startswith("(anonymous", at):
-            return name[:at]
-    return name
-
-
-def _without_templates(name: str) -> str:
-    out: list[str] = []
-    depth = 0
-    for character in name:
-        depth += character == "<"
-        if depth == 0:
-            out.append(character)
-        depth -= character == ">"
-    return "".join(out) if depth == 0 else name
-
-
-def _last_component(name: str) -> str:
-    depth = 0
-    for at in range(len(name) - 1, 0, -1):
-        depth += (name[at] == ">") - (name[at] == "<")
-        if depth == 0 and name.startswith("::", at - 1):
-            return name[at + 1 :]
-    return name
-
-
 @dataclass(slots=True)
-class _Demangler:
+class _Demangler(Mangled):
     """Recursive descent over one name."""
 
-    text: str
-    at: int = 2
     depth: int = 0
     substitutions: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)  # of the innermost named template
     is_template: bool = False
     is_member_const: bool = False
-
-    def _peek(self, what: str) -> bool:
-        return self.text.startswith(what, self.at)
-
-    def _take(self, what: str) -> bool:
-        if not self._peek(what):
-            return False
-        self.at += len(what)
-        return True
-
-    def _expect(self, what: str) -> None:
-        if not self._take(what):
-            raise _Unknown
-
-    def _character(self) -> str:
-        return self.text[self.at : self.at + 1]
 
     def encoding(self) -> str:
         """<mangled-name> ::= _Z <name> <bare-function-type>, and the suffixes of clones."""
@@ -145,16 +58,16 @@ class _Demangler:
         types: list[str] = []
         while self._character() not in ("", ".", "E"):
             types.append(self._type())
-        return f"{name}({_listed(types)}){' const' if is_const else ''}"
+        return f"{name}({listed(types)}){' const' if is_const else ''}"
 
     def _enter(self) -> None:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
-            raise _Unknown
+            raise UnknownError
 
     def _checked(self, text: str) -> str:
         if len(text) > _MAX_LENGTH:
-            raise _Unknown
+            raise UnknownError
         return text
 
     def _name(self) -> str:
@@ -191,7 +104,7 @@ class _Demangler:
         types: list[str] = []
         while not self._take("E"):
             types.append(self._type())
-        return f"'lambda{self._ordinal()}'({_listed(types)})"
+        return f"'lambda{self._ordinal()}'({listed(types)})"
 
     def _ordinal(self) -> str:
         """The number of a closure or unnamed type in its function: none, then 0, 1, …"""
@@ -199,19 +112,11 @@ class _Demangler:
         self._expect("_")
         return number
 
-    def _number(self) -> str:
-        start = self.at
-        while self._character().isdigit():
-            self.at += 1
-        if start == self.at or self.at - start > 5:
-            raise _Unknown
-        return self.text[start : self.at]
-
     def _unscoped(self) -> str:
         if self._peek("S") and not self._peek("St"):
             name = self._substitution()
             if not self._peek("I"):
-                raise _Unknown
+                raise UnknownError
         else:
             prefix = "std::" if self._take("St") else ""
             name = prefix + self._source_name()
@@ -234,7 +139,7 @@ class _Demangler:
                 is_template = True
             elif self._peek("S"):
                 if name:
-                    raise _Unknown
+                    raise UnknownError
                 name = "std" if self._take("St") else self._substitution()
                 is_template = False
                 continue
@@ -262,24 +167,11 @@ class _Demangler:
         length = int(self._number())
         name = self.text[self.at : self.at + length]
         if len(name) < length or length == 0:
-            raise _Unknown
+            raise UnknownError
         self.at += length
         if self._take("B"):
-            raise _Unknown  # ABI tags
+            raise UnknownError  # ABI tags
         return "(anonymous namespace)" if name.startswith("_GLOBAL__N") else name
-
-    def _sequence(self) -> int:
-        """The number before "_": nothing is 0, "0" is 1, in base 36."""
-        start = self.at
-        while self._character() != "_":
-            if not (self._character().isdigit() or self._character().isupper()):
-                raise _Unknown
-            self.at += 1
-        digits = self.text[start : self.at]
-        self.at += 1
-        if len(digits) > 4:
-            raise _Unknown
-        return int(digits, 36) + 1 if digits else 0
 
     def _substitution(self) -> str:
         two = self.text[self.at : self.at + 2]
@@ -289,14 +181,14 @@ class _Demangler:
         self._expect("S")
         index = self._sequence()
         if index >= len(self.substitutions):
-            raise _Unknown
+            raise UnknownError
         return self.substitutions[index]
 
     def _template_parameter(self) -> str:
         self._expect("T")
         index = self._sequence()
         if index >= len(self.arguments):
-            raise _Unknown
+            raise UnknownError
         return self.arguments[index]
 
     def _template_arguments(self) -> str:
@@ -318,26 +210,19 @@ class _Demangler:
         if self._peek("L"):
             return self._literal()
         if self._peek("X"):
-            raise _Unknown  # expressions
+            raise UnknownError  # expressions
         return self._type()
 
     def _literal(self) -> str:
         self._expect("L")
         if self._peek("_Z"):
-            raise _Unknown
+            raise UnknownError
         kind = self._type()
         end = self.text.find("E", self.at)
-        digits = self.text[self.at : end] if end >= 0 else ""
-        negative = digits.startswith("n")
-        if not digits.removeprefix("n").isdigit():
-            raise _Unknown
-        self.at = end + 1
-        value = ("-" if negative else "") + digits.removeprefix("n")
-        if kind == "bool":
-            return {"0": "false", "1": "true"}.get(value, f"(bool){value}")
-        if kind in _LITERAL_SUFFIX:
-            return value + _LITERAL_SUFFIX[kind]
-        return f"({kind}){value}"
+        if end < 0:
+            raise UnknownError
+        digits, self.at = self.text[self.at : end], end + 1
+        return literal(kind, digits)
 
     def _type(self) -> str:
         self._enter()
@@ -347,22 +232,22 @@ class _Demangler:
 
     def _any_type(self) -> str:
         for code in (self.text[self.at : self.at + size] for size in (5, 2, 1)):
-            if code in _BUILTIN:
+            if code in BUILTIN:
                 self.at += len(code)
-                return _BUILTIN[code]
+                return BUILTIN[code]
         character = self._character()
         if character in _QUALIFIERS:
             return self._qualified()
         if character in _POINTERS:
             self.at += 1
-            return self._add(_indirect(self._type(), _POINTERS[character]))
+            return self._add(indirect(self._type(), _POINTERS[character]))
         if self._take("A"):
             return self._array()
         if character == "F":
             return self._function()
         if self._take("Dp"):
             if character != "D" or not self._peek("T"):
-                raise _Unknown  # a pattern around a pack, repeated for each element
+                raise UnknownError  # a pattern around a pack, repeated for each element
             return self._add(self._type())
         if character == "T":
             return self._add(self._with_arguments(self._template_parameter(), known=False))
@@ -370,7 +255,7 @@ class _Demangler:
             return self._with_arguments(self._substitution(), known=True)
         if character in ("N", "Z") or character.isdigit() or self._peek("St"):
             return self._add(self._class_name())
-        raise _Unknown
+        raise UnknownError
 
     def _class_name(self) -> str:
         """A named type; its template arguments are not those that T_ of the function means."""
@@ -397,8 +282,8 @@ class _Demangler:
         inner = self._type()
         mark = "".join(_QUALIFIERS[code] for code in reversed(codes))
         if inner.endswith(("]", ")")) and " (*" not in inner:
-            raise _Unknown  # of an array or function itself: it belongs to the element
-        return self._add(_indirect(inner, mark))
+            raise UnknownError  # of an array or function itself: it belongs to the element
+        return self._add(indirect(inner, mark))
 
     def _array(self) -> str:
         start = self.at
@@ -406,13 +291,7 @@ class _Demangler:
             self.at += 1
         size = self.text[start : self.at]
         self._expect("_")
-        element = self._type()
-        if element.endswith(")"):
-            raise _Unknown  # of functions or pointers to them
-        if not element.endswith("]"):
-            return self._add(f"{element} [{size}]")
-        head, tail = _split(element, " [")
-        return self._add(f"{head} [{size}][{tail}")
+        return self._add(array_of(self._type(), size))
 
     def _function(self) -> str:
         self._expect("F")
@@ -421,32 +300,8 @@ class _Demangler:
         types: list[str] = []
         while not self._take("E"):
             types.append(self._type())
-        return self._add(f"{result} ({_listed(types)})")
+        return self._add(f"{result} ({listed(types)})")
 
     def _add(self, text: str) -> str:
         self.substitutions.append(text)
         return text
-
-
-def _listed(types: list[str]) -> str:
-    """A parameter list; empty packs are not shown."""
-    return "" if types == ["void"] else ", ".join(filter(None, types))
-
-
-def _split(declarator: str, mark: str) -> tuple[str, str]:
-    """What stands before and after ``mark``, which must not be inside a template argument."""
-    head, found, tail = declarator.partition(mark)
-    if not found or head.count("<") != head.count(">"):
-        raise _Unknown
-    return head, tail
-
-
-def _indirect(inner: str, mark: str) -> str:
-    """Pointer or reference to ``inner``: for arrays and functions it goes inside."""
-    if not inner.endswith(("]", ")")):
-        return inner + mark
-    head, tail = _split(inner, " [" if inner.endswith("]") and " (" not in inner else " (")
-    if tail[0] in "*&":  # to a pointer to an array or function
-        before, _, after = tail.partition(")")
-        return f"{head} ({before}{mark}){after}"
-    return f"{head} ({mark}) [{tail}" if inner.endswith("]") else f"{head} ({mark})({tail}"

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from egpu.bpf.demangle import name_forms
+from egpu.bpf.name_forms import name_forms
 from egpu.bpf.program import MEMORY_CAPTURE, AttachKind, AttachPoint, Level
 from egpu.errors import InputError, UnsupportedError
 

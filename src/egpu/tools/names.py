@@ -11,7 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from egpu.bpf.demangle import demangle, split_name
+from egpu.bpf.demangle import demangle
+from egpu.bpf.name_forms import split_name
 
 WIDTH = 36  # of a name, without what tells it from others
 _TAIL = 11  # characters kept of the end of a name that is cut

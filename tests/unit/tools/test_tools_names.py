@@ -2,7 +2,8 @@
 
 import pytest
 
-from egpu.bpf.demangle import demangle, split_name
+from egpu.bpf.demangle import demangle
+from egpu.bpf.name_forms import split_name
 from egpu.export.text import table_lines
 from egpu.report import KERNEL, Column, Table
 from egpu.tools.names import display_names
