@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,36 +15,24 @@ from egpu.agent import ArenaLink
 from egpu.agent.frames import CallFrame
 from egpu.agent.twin import ArenaSetup, DeviceInfo
 from egpu.bpf import MapState
-from egpu.bpf.maptypes import THREAD_SLOTS, Storage, traits
-from egpu.bpf.own_maps import ALLOCATIONS, PRINT_RING, SPECS, own_map
-from egpu.bpf.program import BPF_F_WRONLY, MapSpec
+from egpu.bpf.maptypes import THREAD_SLOTS
+from egpu.bpf.own_maps import ALLOCATIONS, own_map
+from egpu.bpf.program import MapSpec
 from egpu.maps import (
     ArenaLayout,
-    BloomView,
-    HashView,
     HostArena,
-    Kept,
     MapCopy,
-    MapHost,
-    MapView,
-    OuterView,
-    PushHost,
-    QueueView,
     RingReader,
     Snapshot,
-    ThreadView,
     Values,
     initial_chunks,
     plan,
-    ring_controls,
     ring_table,
 )
 from egpu.maps.layout import ARENA_HEADER
 from egpu.session.assemble import Assembler
 from egpu.session.initial import InitialContents
 from egpu.session.operators import Operators
-from egpu.session.pushed_maps import PushedMap
-from egpu.session.stacks import StackView
 from egpu.session.writer import ArenaWriter
 
 _WHOLE = slice(None)
@@ -63,7 +51,7 @@ class Arena:
 
 
 class Arenas:
-    """Creates arenas as contexts appear and shows their maps under one name each; thread-safe.
+    """Creates arenas as contexts appear, each with every map (``names``); thread-safe.
 
     ``changing`` is held by whoever changes maps from outside of kernels, so that no context appears
     meanwhile; ``additions`` are, by map, what programs of the host added to arrays that kernels add
@@ -94,7 +82,7 @@ class Arenas:
         self.ended: Callable[[], bool] = bool
         self.refresh: Callable[[], object] = bool
         self.stacks: Callable[[], Mapping[int, tuple[CallFrame, ...]]] = dict
-        self._names = tuple(names)
+        self.names = tuple(names)
         self._additive = additive
         self._lock = threading.Lock()
         self._arenas: list[Arena] = []
@@ -146,10 +134,6 @@ class Arenas:
         """Every arena so far, in order of appearance."""
         with self._lock:
             return tuple(self._arenas)
-
-    def views(self) -> Maps:
-        """The maps by name."""
-        return Maps(self, self.maps, self._names)
 
     def copies(self, index: int) -> tuple[MapCopy, ...]:
         """Map ``index`` in every context there is now."""
@@ -223,143 +207,3 @@ def _gone(pid: int) -> bool:
     except PermissionError:
         return False
     return False
-
-
-def view_of(
-    spec: MapSpec, copies: Callable[[], tuple[MapCopy, ...]], host: MapHost, pusher: PushHost
-) -> Kept:
-    """The view of a map that is no ring."""
-    if traits(spec.type).hashed:
-        return HashView(spec, copies, host)
-    if traits(spec.type).per_thread:
-        return ThreadView(spec, copies, host)
-    if traits(spec.type).storage is Storage.DEQUE:
-        return QueueView(spec, copies, pusher)
-    if traits(spec.type).storage is Storage.BLOOM:
-        return BloomView(spec, copies, pusher)
-    return MapView(spec, copies, host)
-
-
-class Maps(Mapping[str, "View"]):
-    """The maps of a session by name: ``MapView`` for arrays, ``HashView`` for hash maps,
-    ``ThreadView`` for per-thread arrays, ``QueueView`` for queues and stacks, ``BloomView`` for
-    Bloom filters, ``OuterView`` for maps of maps (its values are the inner maps' views),
-    ``StackView`` for stack traces, ``Ring`` for ring buffers."""
-
-    def __init__(self, arenas: Arenas, specs: Sequence[MapSpec], names: Sequence[str]) -> None:
-        self._arenas = arenas
-        self._specs = dict(zip(names, enumerate(specs), strict=True))
-        self._rings: dict[str, Ring] = {}
-
-    def __getitem__(self, name: str) -> View:
-        if name not in self._specs:
-            known = ", ".join(self._specs) or "none"
-            raise KeyError(f"no map {name!r}; the session's maps are: {known}")
-        index, spec = self._specs[name]
-        if traits(spec.type).storage is Storage.RING:
-            number = sum(
-                traits(other.type).storage is Storage.RING
-                for place, other in self._specs.values()
-                if place < index
-            )
-            return self._rings.setdefault(name, Ring(self._arenas, number, spec))
-        if traits(spec.type).storage is Storage.MAPS:
-            return OuterView(spec, tuple(self._specs), self)
-        if traits(spec.type).storage is Storage.STACKS:
-            return StackView(spec, self._arenas.stacks)
-        return self._plain(index, spec)
-
-    def whole(self, name: str) -> Kept:
-        """A view that shows what a map holds even if only programs may read it (BPF_F_WRONLY), for
-        what is kept of pinned maps."""
-        index, spec = self._specs[name]
-        return self._plain(index, replace(spec, flags=spec.flags & ~BPF_F_WRONLY))
-
-    def _plain(self, index: int, spec: MapSpec) -> Kept:
-        host = PushedMap(self._arenas, index)
-        return view_of(spec, partial(self._arenas.copies, index), host, host)
-
-    def rings(self) -> tuple[Ring, ...]:
-        """Every ring map."""
-        found = (self[name] for name in self._specs)
-        return tuple(item for item in found if isinstance(item, Ring))
-
-    def print_ring(self) -> Ring | None:
-        """The ring of bpf_printk's lines, which is no map of a program; None if nothing prints."""
-        found = self[PRINT_RING] if PRINT_RING in self._specs else None
-        return found if isinstance(found, Ring) else None
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self._specs if name not in SPECS)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-@dataclass(frozen=True, slots=True)
-class RingTotals:
-    """What became of a ring map's records over all processes and devices.
-
-    ``dropped`` and ``produced`` come from each arena's last snapshot.  ``holes`` were claimed and
-    never published.
-    """
-
-    received: int
-    discarded: int
-    dropped: int
-    produced: int
-    holes: int
-
-
-class Ring:
-    """One ring map over every arena.  Iterating gives the records that are there now."""
-
-    def __init__(self, arenas: Arenas, number: int, spec: MapSpec) -> None:
-        self._arenas = arenas
-        self._number = number
-        self._spec = spec
-
-    @property
-    def spec(self) -> MapSpec:
-        """The map as declared."""
-        return self._spec
-
-    def readers(self) -> tuple[tuple[Arena, RingReader], ...]:
-        """The reader of each arena."""
-        return tuple((arena, arena.rings[self._number]) for arena in self._arenas.all())
-
-    def __iter__(self) -> Iterator[object]:
-        for _, reader in self.readers():
-            yield from reader
-
-    def finish(self) -> Iterator[object]:
-        """The last records, after the workload ended; then :meth:`totals` is complete."""
-        for arena, reader in self.readers():
-            place = arena.layout.places[self._index(arena)]
-            controls = ring_controls(arena.host.snapshot(), place, arena.layout.sm_slots)
-            for batch in reader.drain_final(controls):
-                for record in batch.records():
-                    yield reader.decode(record)
-
-    def totals(self) -> RingTotals:
-        """The counts so far."""
-        rows = []
-        for arena, reader in self.readers():
-            place = arena.layout.places[self._index(arena)]
-            controls = ring_controls(arena.host.snapshot(), place, arena.layout.sm_slots)
-            counts = reader.counts
-            dropped = sum(control.dropped for control in controls)
-            produced = sum(control.produced for control in controls)
-            rows.append((counts.received, counts.discarded, dropped, produced, counts.holes))
-        return (
-            RingTotals(*(sum(column) for column in zip(*rows, strict=True)))
-            if rows
-            else (RingTotals(0, 0, 0, 0, 0))
-        )
-
-    def _index(self, arena: Arena) -> int:
-        rings = [i for i, place in enumerate(arena.layout.places) if place.ring_size]
-        return rings[self._number]
-
-
-View = Kept | OuterView | StackView | Ring

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from egpu.agent.twin import LaunchCost, ProcessStats
 from egpu.bpf.program import AttachKind
-from egpu.session.arenas import RingTotals
+from egpu.session.ring import RingTotals
 from egpu.session.twins import TwinReport
 from egpu.verifier import VerifiedProgram
 

@@ -4,72 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from egpu.bpf import program as bpf
-from egpu.bpf.btf import BtfKind
 from egpu.bpf.maptypes import Storage, traits
 from egpu.bpf.object import read_object
 from egpu.errors import InputError
-from egpu.maps import MapCopy, MapView, OuterView, UpdateFlag, Values
-from egpu.session.arenas import Arenas, View, view_of
+from egpu.maps import MapCopy, MapView, OuterView, UpdateFlag
+from egpu.session.arenas import Arenas
 from egpu.session.host_maps import HostMap
 from egpu.session.kernel_types import kernel_types
+from egpu.session.object_maps import FollowingHost, ObjectMaps
 from egpu.session.pushed_maps import PushedMap
+from egpu.session.variables import Globals
+from egpu.session.views import View, view_of
 
 if TYPE_CHECKING:
     from egpu.session.links import Link
     from egpu.session.session import Session
-
-
-class Globals:
-    """The global variables of one section as attributes, typed and checked by BTF.
-
-    Reading gives what the last snapshot of the map has; variables of ``.rodata`` can be set until
-    the object runs.  AttributeError for a name that the section does not have.
-    """
-
-    def __init__(self, section: Callable[[], MapView]) -> None:
-        object.__setattr__(self, _SECTION, section)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)
-        try:
-            return _section(self)[name]
-        except KeyError as error:
-            raise AttributeError(str(error.args[0])) from None
-
-    def __setattr__(self, name: str, value: object) -> None:
-        try:
-            _section(self)[name] = value
-        except KeyError as error:
-            raise AttributeError(str(error.args[0])) from None
-
-    def __dir__(self) -> list[str]:
-        return [*(name for name in super().__dir__() if name != _SECTION), *_variables(self)]
-
-    def __repr__(self) -> str:
-        return f"<Globals {', '.join(_variables(self))}>"
-
-
-_SECTION = "section of variables"  # no name that a variable can have
-
-
-def _section(of: Globals) -> MapView:
-    view: MapView = vars(of)[_SECTION]()
-    return view
-
-
-def _variables(of: Globals) -> tuple[str, ...]:
-    spec = _section(of).spec
-    row = spec.btf.resolve(spec.value_type) if spec.btf is not None else None
-    if spec.btf is None or row is None or row.kind is not BtfKind.DATASEC:
-        return ()
-    return tuple(spec.btf.type_at(member.type).name for member in row.members)
 
 
 class ObjectProgram:
@@ -181,7 +136,7 @@ class Object:
     @property
     def maps(self) -> Mapping[str, Any]:
         """The maps by name: ``MapView``, ``HashView``, ``ThreadView``, or ``Ring`` once it runs."""
-        return _ObjectMaps(self)
+        return ObjectMaps(self.name, [spec.name for spec in self._spec.maps], self.view)
 
     @property
     def rodata(self) -> Globals:
@@ -283,7 +238,7 @@ class Object:
         if traits(spec.type).storage is Storage.MAPS:
             return OuterView(spec, tuple(each.name for each in self._spec.maps), self.maps)
         if spec.name not in self._views:
-            host = _FollowingHost(lambda: self._host(index))
+            host = FollowingHost(lambda: self._host(index))
             copies = lambda: self._copies(index)  # noqa: E731 - asked for each time
             self._views[spec.name] = view_of(spec, copies, host, host)
         return self._views[spec.name]
@@ -319,61 +274,3 @@ def load(source: str | Path, sha256: str = "", *, btf: str | Path | None = None)
         )
     kernel = kernel_types(None if btf is None else Path(btf))
     return read_object(data, path.name, kernel=kernel)
-
-
-class _ObjectMaps(Mapping[str, View]):
-    """The maps of an object by name."""
-
-    def __init__(self, owner: Object) -> None:
-        self._owner = owner
-        self._index = {spec.name: index for index, spec in enumerate(owner._spec.maps)}
-
-    def __getitem__(self, name: str) -> View:
-        if name not in self._index:
-            known = ", ".join(self._index) or "none"
-            raise KeyError(f"no map {name!r}; the maps of {self._owner.name} are: {known}")
-        return self._owner.view(self._index[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._index)
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-
-class _FollowingHost:
-    """The ``maps.MapHost`` and ``maps.PushHost`` of wherever the object is now."""
-
-    def __init__(self, find: Callable[[], PushedMap]) -> None:
-        self._find = find
-
-    @property
-    def frozen(self) -> bool:
-        return self._find().frozen
-
-    def freeze(self) -> None:
-        self._find().freeze()
-
-    def update(self, rows: Sequence[tuple[bytes, Values]], flag: UpdateFlag) -> list[int]:
-        return self._find().update(rows, flag)
-
-    def delete(self, keys: Sequence[bytes]) -> list[int]:
-        return self._find().delete(keys)
-
-    def patch(self, offset: int, data: bytes) -> None:
-        self._find().patch(offset, data)
-
-    def initial(self) -> Mapping[bytes, Values]:
-        return self._find().initial()
-
-    def part(self, number: int) -> PushedMap:
-        return self._find().part(number)
-
-    def push(self, values: Sequence[bytes], flag: UpdateFlag) -> list[int]:
-        return self._find().push(values, flag)
-
-    def pop(self) -> bytes | None:
-        return self._find().pop()
-
-    def pushed(self) -> Sequence[bytes]:
-        return self._find().pushed()

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from egpu.bpf.demangle import demangle
 from egpu.bpf.prints import PrintCall, Printed, decode_record
 from egpu.maps import ring_controls
-from egpu.session.arenas import Arena, Ring, RingTotals
+from egpu.session.arenas import Arena
 from egpu.session.host_programs import HostLine
+from egpu.session.ring import Ring, RingTotals
 from egpu.verifier import VerifiedProgram
 
 

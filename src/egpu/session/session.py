@@ -12,7 +12,7 @@ from egpu.agent.protocol import Feature
 from egpu.agent.twin import DeviceInfo, KernelStats
 from egpu.errors import InputError
 from egpu.session.additive import additive_maps
-from egpu.session.arenas import Arenas, Maps
+from egpu.session.arenas import Arenas
 from egpu.session.arrivals import missed_blocks
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
@@ -34,6 +34,7 @@ from egpu.session.service import MapService
 from egpu.session.slots import thread_slots
 from egpu.session.stacks import StackFrame
 from egpu.session.twins import TwinBuilder, TwinReport
+from egpu.session.views import Maps
 from egpu.session.workload import Workload
 from egpu.verifier import VerifiedProgram
 
@@ -323,7 +324,7 @@ class Session:
         self._arenas.refresh = self._server.snapshot
         self._arenas.stacks = self._server.stacks
         self._arenas.ended = lambda: not self.running()
-        self._maps = self._arenas.views()
+        self._maps = Maps(self._arenas)
         self._open_service()
         self._prints = Prints(
             self._maps.print_ring(),
