@@ -24,12 +24,12 @@ from egpu.cli.output import (
 )
 from egpu.cli.seconds import Seconds
 from egpu.cli.session_options import (
+    chosen_options,
     interval_option,
     kernels_option,
     map_deletions_option,
     occupancy_option,
     pin_option,
-    pins_of,
     print_limit_option,
     rings_option,
     twin_wait_option,
@@ -72,39 +72,17 @@ def command(
     program: str,
     as_json: bool,
     output: Path | None,
-    kernels: str,
-    twin_wait: float,
-    allow_occupancy_loss: bool,
-    pins: tuple[str, ...],
-    map_deletions: bool,
-    rings: str,
-    cost_limit: int,
     btf: Path | None,
-    allow_control: bool,
-    allow_lost_updates: bool,
-    print_limit: int,
     interval: float,
     seconds: float | None,
+    **chosen: Any,
 ) -> int:
     """Attach a tool or an object file to process PID, which runs under `egpu run --idle`.
 
     Launches that begin from then on are probed and counted.  Control-C takes the programs out and
     prints the report; the workload runs on untouched.
     """
-    from egpu.session import Options, RingMemory  # noqa: PLC0415
-
-    options = Options(
-        kernels=kernels,
-        twin_wait_s=twin_wait,
-        allow_occupancy_loss=allow_occupancy_loss,
-        map_deletions=map_deletions,
-        rings=RingMemory(rings),
-        allow_control=allow_control,
-        lost_updates=allow_lost_updates,
-        pins=pins_of(pins),
-        cost_limit=cost_limit,
-        print_limit=print_limit,
-    )
+    options = chosen_options(chosen)
     desk = find_desk(pid)
     asked: dict[str, Any] = {
         "program": _named(program),

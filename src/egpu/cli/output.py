@@ -39,6 +39,7 @@ btf_option = click.option(
 )
 lost_updates_option = click.option(
     "--allow-lost-updates",
+    "lost_updates",
     is_flag=True,
     help="Warn of plain updates that other threads may undo, instead of refusing them.",
 )

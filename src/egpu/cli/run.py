@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 import click
 
@@ -23,13 +24,13 @@ from egpu.cli.output import (
 )
 from egpu.cli.seconds import Seconds
 from egpu.cli.session_options import (
+    chosen_options,
     interval_option,
     kernels_option,
     machine_code_option,
     map_deletions_option,
     occupancy_option,
     pin_option,
-    pins_of,
     print_limit_option,
     rings_option,
     twin_wait_option,
@@ -39,7 +40,7 @@ from egpu.errors import InputError
 if TYPE_CHECKING:
     from egpu.bpf.program import Object
     from egpu.report import Report
-    from egpu.session import Options
+    from egpu.session import Options, Session
     from egpu.tools.registry import ToolEntry
 
 
@@ -52,7 +53,9 @@ _MISSING = "the tool or object, or its command, is missing: egpu run kernelcount
 @click.argument("workload", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED)
 @json_option
 @output_option
-@click.option("--sim", is_flag=True, help="Use the simulated device, even if there is a GPU.")
+@click.option(
+    "--sim", "simulated", is_flag=True, help="Use the simulated device, even if there is a GPU."
+)
 @kernels_option
 @twin_wait_option
 @occupancy_option
@@ -121,30 +124,18 @@ def command(
     workload: tuple[str, ...],
     as_json: bool,
     output: Path | None,
-    sim: bool,
-    kernels: str,
-    twin_wait: float,
-    allow_occupancy_loss: bool,
-    machine_code: bool | None,
-    pins: tuple[str, ...],
-    map_deletions: bool,
-    rings: str,
-    allow_control: bool,
-    allow_lost_updates: bool,
     every: int | None,
-    sample: int,
     explain: bool,
     stacks: bool,
+    no_follow: bool,
     verbose: bool,
     perfetto: Path | None,
     loader: str | None,
     loader_wait: float,
     idle: bool,
-    cost_limit: int,
     btf: Path | None,
-    print_limit: int,
-    no_follow: bool,
     interval: float,
+    **chosen: Any,
 ) -> int:
     """Run a workload under a tool or an object file.
 
@@ -157,26 +148,7 @@ def command(
     With --loader the loader shows its maps and records itself; see docs/bpftime.md.  With --idle
     nothing is attached, and there is no TOOL|OBJECT: `egpu attach` attaches it later.
     """
-    from egpu.session import Options, RingMemory  # noqa: PLC0415
-    from egpu.tools.registry import new_tool  # noqa: PLC0415
-
-    options = Options(
-        simulated=sim,
-        kernels=kernels,
-        twin_wait_s=twin_wait,
-        allow_occupancy_loss=allow_occupancy_loss,
-        follow=not no_follow,
-        machine_code=Options().machine_code if machine_code is None else machine_code,
-        map_deletions=map_deletions,
-        rings=RingMemory(rings),
-        sample=sample,
-        allow_control=allow_control,
-        lost_updates=allow_lost_updates,
-        pins=pins_of(pins),
-        cost_limit=cost_limit,
-        print_limit=print_limit,
-        stacks=stacks,
-    )
+    options = chosen_options(chosen | {"stacks": stacks, "follow": not no_follow})
     extras = Extras(explain=explain, stacks=stacks, verbose=verbose)
     if idle:
         return _idle(program, workload, options, interval)
@@ -184,20 +156,24 @@ def command(
         if every is not None or btf is not None:
             raise click.UsageError("--every and --btf do not go with --loader")
         with destination(output) as stream:
-            asked = LoaderRun(loader, (program, *workload), loader_wait, interval, extras)
-            return run_loader(asked, options, stream, as_json=as_json)
+            beside = LoaderRun(loader, (program, *workload), loader_wait, interval, extras)
+            return run_loader(beside, options, stream, as_json=as_json)
     if program is None or not workload:
         raise click.UsageError(_MISSING)
     tool, loaded = choose(program, btf)
     if every is not None:
         loaded = sampled(tool, loaded, every)
     with destination(output) as stream, picture_file(tool, perfetto) as picture:
+        asked = Probing(loaded, workload, options, interval)
         if tool is None:
-            return run_object(
-                loaded, workload, options, stream, extras, as_json=as_json, interval=interval
-            )
-        made = Shown(new_tool(tool), extras, picture)
-        return run_tool(made, loaded, workload, options, stream, as_json=as_json, interval=interval)
+            return run_object(asked, extras, stream, as_json=as_json)
+        return run_tool(asked, _shown(tool, extras, picture), stream, as_json=as_json)
+
+
+def _shown(tool: ToolEntry, extras: Extras, picture: BinaryIO | None) -> Shown:
+    from egpu.tools.registry import new_tool  # noqa: PLC0415
+
+    return Shown(new_tool(tool), extras, picture)
 
 
 def _idle(program: str | None, workload: tuple[str, ...], options: Options, interval: float) -> int:
@@ -249,45 +225,41 @@ def choose(program: str, btf: Path | None = None) -> tuple[ToolEntry | None, Obj
     return None, load_object(path, name=path.name, btf=btf)
 
 
-def run_tool(
-    tool: Shown,
-    loaded: Object,
-    workload: tuple[str, ...],
-    options: Options,
-    stream: TextIO,
-    *,
-    as_json: bool,
-    interval: float,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Probing:
+    """A workload under the programs of an object; records are collected every ``interval_s``."""
+
+    programs: Object
+    workload: tuple[str, ...]
+    options: Options
+    interval_s: float
+
+    def started(self) -> Session:
+        """The session that runs it."""
+        from egpu import session  # noqa: PLC0415
+
+        return session.run(self.workload, programs=self.programs, options=self.options)
+
+
+def run_tool(asked: Probing, tool: Shown, stream: TextIO, *, as_json: bool) -> int:
     """Run under one tool and write its report; the workload's exit code."""
-    from egpu import session  # noqa: PLC0415
     from egpu.cli.live import finish, follow  # noqa: PLC0415
 
-    with session.run(workload, programs=loaded, options=options) as running:
-        status = follow(running, lambda: tool.collect(running), interval_s=interval)
+    with asked.started() as running:
+        status = follow(running, lambda: tool.collect(running), interval_s=asked.interval_s)
         return finish(
             status, lambda: write_report(tool.report(running), stream, as_json=as_json), stream
         )
 
 
-def run_object(
-    loaded: Object,
-    workload: tuple[str, ...],
-    options: Options,
-    stream: TextIO,
-    extras: Extras,
-    *,
-    as_json: bool,
-    interval: float,
-) -> int:
+def run_object(asked: Probing, extras: Extras, stream: TextIO, *, as_json: bool) -> int:
     """Run under an object, write records and maps; the workload's exit code."""
-    from egpu import session  # noqa: PLC0415
     from egpu.cli.live import finish, follow  # noqa: PLC0415
     from egpu.cli.object_run import ObjectOutput  # noqa: PLC0415
 
-    with session.run(workload, programs=loaded, options=options) as running:
+    with asked.started() as running:
         output = ObjectOutput(running, stream, as_json=as_json)
-        status = follow(running, output.collect, interval_s=interval)
+        status = follow(running, output.collect, interval_s=asked.interval_s)
         return finish(
             status,
             lambda: write_object(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from egpu.cli.counts import Count
 from egpu.cli.seconds import Seconds
 
+if TYPE_CHECKING:
+    from egpu.session import Options
+
 kernels_option = click.option(
     "--kernels", metavar="GLOB", default="", help="Probe only kernels whose name matches."
 )
 twin_wait_option = click.option(
     "--twin-wait",
+    "twin_wait_s",
     metavar="S",
     type=Seconds(0),
     default=10.0,
@@ -65,6 +70,16 @@ interval_option = click.option(
     show_default=True,
     help="How often records are collected.",
 )
+
+
+def chosen_options(chosen: Mapping[str, Any]) -> Options:
+    """The options of a session from what a command line chose, by their names in ``Options``; what
+    it leaves open (None) is as by default.  A usage error for what is no pin."""
+    from egpu.session import Options, RingMemory  # noqa: PLC0415
+
+    given = {name: value for name, value in chosen.items() if value is not None}
+    made = {"pins": pins_of(given["pins"]), "rings": RingMemory(given["rings"])}
+    return Options(**given | made)
 
 
 def _pin(text: str) -> tuple[str, str]:

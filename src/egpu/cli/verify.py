@@ -68,7 +68,7 @@ def command(
     path: bool,
     btf: Path | None,
     allow_control: bool,
-    allow_lost_updates: bool,
+    lost_updates: bool,
     as_json: bool,
 ) -> int:
     """Check the programs of an object file.
@@ -81,7 +81,7 @@ def command(
         raise InputError("no program in it", where=str(object_file))
     from egpu.verifier import Limits  # noqa: PLC0415
 
-    limits = Limits(cost=cost_limit, same_address=atomic_budget, lost_updates=allow_lost_updates)
+    limits = Limits(cost=cost_limit, same_address=atomic_budget, lost_updates=lost_updates)
     from egpu.verifier import Policy  # noqa: PLC0415
 
     policy = Policy.CONTROL if allow_control else Policy.PROBE
