@@ -110,56 +110,57 @@ class Lanes:
 
 def _special(lanes: Lanes) -> dict[str, Array]:
     """The special registers that do not change while a thread runs (PTX ISA, chapter 10)."""
-    shape = lanes.shape
+    return {**_of_warps(lanes), **_of_launch(lanes), **_places(lanes)}
 
-    def full(value: int) -> Array:
-        return np.full(lanes.count, value, np.uint32)
 
-    def split(linear: Array, sizes: Dimensions) -> tuple[Array, Array, Array]:
-        x, y, _ = sizes
-        parts = (linear % x, linear // x % y, linear // (x * y))
-        return (
-            parts[0].astype(np.uint32),
-            parts[1].astype(np.uint32),
-            parts[2].astype(np.uint32),
-        )
-
-    grid_linear = lanes.block + lanes.first
+def _of_warps(lanes: Lanes) -> dict[str, Array]:
     lane = lanes.lane.astype(np.uint64)
     one = np.left_shift(np.uint64(1), lane)
-    table = {
+    return {
         "%laneid": lanes.lane.astype(np.uint32),
         "%warpid": (lanes.linear // WARP).astype(np.uint32),
-        "%nwarpid": full(64),
-        "%smid": (grid_linear % shape.sm_count).astype(np.uint32),
-        "%nsmid": full(shape.sm_count),
+        "%nwarpid": _full(lanes, 64),
         "%lanemask_eq": one.astype(np.uint32),
         "%lanemask_lt": (one - np.uint64(1)).astype(np.uint32),
         "%lanemask_le": (one + one - np.uint64(1)).astype(np.uint32),
         "%lanemask_gt": (~(one + one - np.uint64(1))).astype(np.uint32),
         "%lanemask_ge": (~(one - np.uint64(1))).astype(np.uint32),
+    }
+
+
+def _of_launch(lanes: Lanes) -> dict[str, Array]:
+    shape = lanes.shape
+    return {
+        "%smid": ((lanes.block + lanes.first) % shape.sm_count).astype(np.uint32),
+        "%nsmid": _full(lanes, shape.sm_count),
         "%gridid": np.full(lanes.count, shape.grid_id, np.uint64),
-        "%dynamic_smem_size": full(shape.dynamic_shared),
-        "%total_smem_size": full(shape.shared),
-        "%tid.w": full(0),
-        "%ntid.w": full(0),
-        "%ctaid.w": full(0),
-        "%nctaid.w": full(0),
+        "%dynamic_smem_size": _full(lanes, shape.dynamic_shared),
+        "%total_smem_size": _full(lanes, shape.shared),
         # a launch without clusters has clusters of one block (PTX ISA 10.14 to 10.20)
-        "%cluster_ctarank": full(0),
-        "%cluster_nctarank": full(1),
+        "%cluster_ctarank": _full(lanes, 0),
+        "%cluster_nctarank": _full(lanes, 1),
         "%is_explicit_cluster": np.zeros(lanes.count, np.bool_),
     }
-    for name, sizes in (("%ntid", shape.block), ("%nctaid", shape.grid)):
+
+
+def _places(lanes: Lanes) -> dict[str, Array]:
+    """Thread and block, and how many there are, by axis; w is always 0."""
+    table = {f"{name}.w": _full(lanes, 0) for name in ("%tid", "%ntid", "%ctaid", "%nctaid")}
+    for name, sizes in (("%ntid", lanes.shape.block), ("%nctaid", lanes.shape.grid)):
         for axis, size in zip("xyz", sizes, strict=True):
-            table[f"{name}.{axis}"] = full(size)
+            table[f"{name}.{axis}"] = _full(lanes, size)
     for name, linear, sizes in (
-        ("%tid", lanes.linear, shape.block),
-        ("%ctaid", grid_linear, shape.grid),
+        ("%tid", lanes.linear, lanes.shape.block),
+        ("%ctaid", lanes.block + lanes.first, lanes.shape.grid),
     ):
-        for axis, part in zip("xyz", split(linear, sizes), strict=True):
-            table[f"{name}.{axis}"] = part
+        x, y, _ = sizes
+        for axis, part in zip("xyz", (linear % x, linear // x % y, linear // (x * y)), strict=True):
+            table[f"{name}.{axis}"] = part.astype(np.uint32)
     return table
+
+
+def _full(lanes: Lanes, value: int) -> Array:
+    return np.full(lanes.count, value, np.uint32)
 
 
 # name: (width in bits, shift of the clock, which the interpreter reads at that moment)
