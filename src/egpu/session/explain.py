@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from egpu.agent.protocol import Reason
 from egpu.agent.totals import REASON_TEXT
-from egpu.agent.twin import DeviceInfo, ProcessStats, SlotStats
+from egpu.agent.twin import DeviceInfo, ProcessStats, Resident, SlotStats
 from egpu.session.cache import Way
 from egpu.session.occupancy import blocks_per_sm
 from egpu.session.twins import TwinReport
@@ -99,14 +99,22 @@ def _explained(
         cached=report.cached,
     )
     told = next((slot.resident for slot in reversed(slots) if slot.resident is not None), None)
-    if told is not None:
-        return replace(
-            row,
-            block=told.threads,
-            dynamic_shared=told.shared,
-            blocks_before=told.before,
-            blocks_after=told.after,
-        )
+    return _estimated(row, arch) if told is None else _as_told(row, told)
+
+
+def _as_told(row: Explanation, told: Resident) -> Explanation:
+    """With the blocks that the driver said fit."""
+    return replace(
+        row,
+        block=told.threads,
+        dynamic_shared=told.shared,
+        blocks_before=told.before,
+        blocks_after=told.after,
+    )
+
+
+def _estimated(row: Explanation, arch: int) -> Explanation:
+    """With the blocks that fit by what an SM of this architecture holds."""
     before = blocks_per_sm(
         arch, threads=row.block, registers=row.registers_before, shared=row.shared_before
     )

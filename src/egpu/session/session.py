@@ -10,7 +10,6 @@ from typing import Self
 
 from egpu.agent.protocol import Feature
 from egpu.agent.twin import DeviceInfo, KernelStats
-from egpu.errors import InputError
 from egpu.session.additive import additive_maps
 from egpu.session.arenas import Arenas
 from egpu.session.arrivals import missed_blocks
@@ -26,11 +25,11 @@ from egpu.session.launch_stacks import LaunchStack, LaunchStacks
 from egpu.session.links import Link, Links
 from egpu.session.objects import Collection
 from egpu.session.options import Options
+from egpu.session.outside import Outside
 from egpu.session.prints import Prints, print_calls
 from egpu.session.reuse import reuse_pinned
 from egpu.session.ring_load import RingLoad, ring_loads
 from egpu.session.seconds import check_seconds
-from egpu.session.service import MapService
 from egpu.session.slots import thread_slots
 from egpu.session.stacks import StackFrame
 from egpu.session.twins import TwinBuilder, TwinReport
@@ -58,12 +57,10 @@ class Session:
         self._verified = tuple(each for each in verified if not each.program.on_host)
         self._notes = _allowed(self._verified) if options.lost_updates else []
         self._cleanup = contextlib.ExitStack()
-        self._started: float = 0.0  # time.monotonic(); 0: not yet
-        self._ended: float = 0.0
+        self._started = self._ended = 0.0  # time.monotonic(); 0: not yet
         self._closed = False
         self._owner = os.getpid()
-        self._service: MapService | None = None
-        self._no_service = "the session has not started"
+        self._outside = Outside()
         self._cache = TwinCache(default_directory(), limit=cache_limit()) if options.cache else None
         maps = verified[0].program.maps
         assembler = self._make_assembler()
@@ -78,14 +75,7 @@ class Session:
         self._links = Links(probes, collection.links, verified, options.twin_wait_s)
         on_host = [each for each in verified if each.program.on_host]
         self._host = HostPrograms(on_host, self._verified, self._arenas, probes.is_enabled)
-        builder = TwinBuilder(
-            probes,
-            assembler,
-            self._cache,
-            self._arenas.layout,
-            allow_occupancy_loss=options.allow_occupancy_loss,
-            machine_code=options.machine_code,
-        )
+        builder = self._make_builder(probes, assembler)
         self._broker = SessionBroker(builder, self._arenas, self._host)
         self._cleanup.callback(builder.settle)
         try:
@@ -246,16 +236,11 @@ class Session:
         Closing the session saves what it holds.  Raises InputError if there is no such map, or
         another running session has a pin of that name; a saved one is replaced.
         """
-        self._map_service().pin(map_name, name)
+        self._outside.service.pin(map_name, name)
 
     def unpin(self, name: str) -> None:
         """Take a pin of this session away."""
-        self._map_service().unpin(name)
-
-    def _map_service(self) -> MapService:
-        if self._service is None:
-            raise InputError(self._no_service)
-        return self._service
+        self._outside.service.unpin(name)
 
     def attach(self) -> None:
         """Attach every program; from the next launch on, as ``Link.attach``."""
@@ -284,24 +269,14 @@ class Session:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _open_service(self) -> None:
-        """Other processes see the maps from now on, pinned ones by name."""
+    def _pins(self) -> list[tuple[str, str]]:
+        """Map and pin name: as declared (``LIBBPF_PIN_BY_NAME``), and as the user chose."""
         named = [
             (name, spec.name)
             for name, spec in zip(self._maps, self._arenas.maps, strict=False)
             if spec.pin_by_name
         ]
-        pins = [*named, *self._options.pins.items()]
-        try:
-            self._service = MapService(self)
-        except InputError as error:
-            self._no_service = str(error)
-            if pins:
-                raise
-            return
-        self._cleanup.callback(self._service.close)
-        for map_name, pin in pins:
-            self._service.pin(map_name, pin)
+        return [*named, *self._options.pins.items()]
 
     def _make_assembler(self) -> Assembler | None:
         if self._options.simulated:
@@ -310,6 +285,16 @@ class Session:
         if ptxas is None:
             self._notes.append("no ptxas found: the driver's own compiler assembles the twins")
         return Assembler(ptxas)
+
+    def _make_builder(self, probes: ProbeSet, assembler: Assembler | None) -> TwinBuilder:
+        return TwinBuilder(
+            probes,
+            assembler,
+            self._cache,
+            self._arenas.layout,
+            allow_occupancy_loss=self._options.allow_occupancy_loss,
+            machine_code=self._options.machine_code,
+        )
 
     def _start(self, workload: Workload) -> None:
         self._cleanup.callback(self._arenas.close)
@@ -325,7 +310,8 @@ class Session:
         self._arenas.stacks = self._server.stacks
         self._arenas.ended = lambda: not self.running()
         self._maps = Maps(self._arenas)
-        self._open_service()
+        self._cleanup.callback(self._outside.close)
+        self._outside.open(self, self._pins())
         self._prints = Prints(
             self._maps.print_ring(),
             print_calls(self._verified),
