@@ -8,7 +8,7 @@ import pytest
 from egpu.bpf.asm import assemble
 from egpu.bpf.insn import program_from_code
 from egpu.bpf.interp import run
-from egpu.bpf.interp_helpers import MapState, Place
+from egpu.bpf.interp_state import MapState, Place
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import AttachKind, AttachPoint, MapSpec
 from egpu.codegen import HostArenas, run_host

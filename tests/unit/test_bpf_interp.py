@@ -6,7 +6,8 @@ from egpu.bpf.asm import assemble
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.insn import program_from_code
 from egpu.bpf.interp import run
-from egpu.bpf.interp_helpers import BODIES, MapState, Place
+from egpu.bpf.interp_helpers import BODIES
+from egpu.bpf.interp_state import MapState, Place
 from egpu.bpf.maptypes import MAP_TRAITS, MapType
 from egpu.bpf.program import Insn, MapSpec
 from egpu.errors import DeviceFault, InputError, UnsupportedError

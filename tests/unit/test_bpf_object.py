@@ -10,7 +10,7 @@ from egpu.bpf import isa
 from egpu.bpf.asm import disassemble
 from egpu.bpf.elf import read_elf
 from egpu.bpf.interp import run
-from egpu.bpf.interp_helpers import MapState, Place
+from egpu.bpf.interp_state import MapState, Place
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.object import read_object
 from egpu.bpf.program import AttachKind, Level

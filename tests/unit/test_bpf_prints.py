@@ -9,7 +9,7 @@ import pytest
 from egpu.bpf.asm import assemble
 from egpu.bpf.insn import program_from_code
 from egpu.bpf.interp import run
-from egpu.bpf.interp_helpers import MapState
+from egpu.bpf.interp_state import MapState
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.own_maps import PRINT_RING, own_map, with_own_maps
 from egpu.bpf.print_format import parse_format

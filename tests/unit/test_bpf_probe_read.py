@@ -9,7 +9,7 @@ from egpu.bpf.asm import assemble
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.insn import program_from_code
 from egpu.bpf.interp import run
-from egpu.bpf.interp_helpers import MapState, Place
+from egpu.bpf.interp_state import MapState, Place
 from egpu.bpf.own_maps import (
     ALLOCATIONS,
     ALLOCATIONS_HEADER,

@@ -10,7 +10,7 @@ from egpu.bpf.conformance import Case, read_case
 from egpu.bpf.demangle import demangle
 from egpu.bpf.insn import decode, encode, program_from_code
 from egpu.bpf.interp import run
-from egpu.bpf.interp_helpers import MapState, Place
+from egpu.bpf.interp_state import MapState, Place
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.object import read_object
 from egpu.bpf.program import (

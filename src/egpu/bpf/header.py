@@ -11,7 +11,7 @@ from pathlib import Path
 
 from egpu.bpf.context import CONTEXT_SIZE, FIELDS, PT_REGS, PT_REGS_SIZE, Field, Source
 from egpu.bpf.helpers import HELPERS
-from egpu.bpf.interp_helpers import BPF_EXIST, BPF_NOEXIST
+from egpu.bpf.interp_maps import BPF_EXIST, BPF_NOEXIST
 from egpu.bpf.maptypes import MapType, traits
 from egpu.bpf.object_maps import PIN_BY_NAME, PIN_NONE
 from egpu.bpf.program import BPF_F_RDONLY, BPF_F_RDONLY_PROG, BPF_F_WRONLY, BPF_F_WRONLY_PROG

@@ -15,7 +15,8 @@ from egpu.bpf.budget import NO_BUDGET, Budget, Tokens
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.insn import imm64
 from egpu.bpf.interp_callbacks import CALLING_BACK, Turns
-from egpu.bpf.interp_helpers import BODIES, MapState, Place
+from egpu.bpf.interp_helpers import BODIES
+from egpu.bpf.interp_state import MapState, Place
 from egpu.bpf.interp_workload import ThreadEndedError
 from egpu.bpf.isa import AtomicOp, Form, Kind
 from egpu.bpf.memory import AddressSpace, Region

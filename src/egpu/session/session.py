@@ -58,8 +58,7 @@ class Session:
         self._notes = _allowed(self._verified) if options.lost_updates else []
         self._cleanup = contextlib.ExitStack()
         self._started = self._ended = 0.0  # time.monotonic(); 0: not yet
-        self._closed = False
-        self._owner = os.getpid()
+        self._closed, self._owner = False, os.getpid()
         self._outside = Outside()
         self._cache = TwinCache(default_directory(), limit=cache_limit()) if options.cache else None
         maps = verified[0].program.maps

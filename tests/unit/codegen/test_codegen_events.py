@@ -10,7 +10,7 @@ from test_codegen_lanes import Run
 from egpu.bpf.asm import assemble
 from egpu.bpf.insn import program_from_code
 from egpu.bpf.interp import MapState, run
-from egpu.bpf.interp_helpers import Place
+from egpu.bpf.interp_state import Place
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import MapSpec
 from egpu.codegen import HostProgram, compile_probe
