@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import mmap
 import os
 import socket
 import struct
@@ -14,34 +13,25 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from egpu.agent import channel
 from egpu.agent import protocol as wire
 from egpu.agent.file_part import FilePart, read_all
 from egpu.agent.frames import CallFrame, CodePlaces
-from egpu.agent.protocol import CommandError, ImageSource, LaunchCall, Packet, Reason
+from egpu.agent.protocol import CommandError, ImageSource, LaunchCall, Packet
+from egpu.agent.stats import SlotCounts, StatsMemory
 from egpu.agent.twin import (
     DeviceInfo,
     HostCall,
     KernelSeen,
     LaunchCost,
     ProcessStats,
-    Resident,
     SlotStats,
     TwinState,
 )
 from egpu.errors import AgentError
 from egpu.image import Source
-from egpu.maps.layout import LAUNCH_STACK_MASK
 
 IMAGE_LIMIT = 1 << 34  # bytes; the agent's own limit
-_HEADER = struct.Struct(f"<QII{len(wire.STATS_HEADER) - 3}Q")
-_HEADER_NAMES = tuple(name for name, _ in wire.STATS_HEADER)
-_COUNTED = _HEADER_NAMES[4:]  # behind magic, version, slots and how many of these are used
-_SLOT_WORDS = len(wire.STATS_SLOT) + wire.STATS_REASONS + len(wire.STATS_SLOT_END)
-_SLOT = struct.Struct(f"<{_SLOT_WORDS}Q")
-_SLOT_NAMES = tuple(name for name, _ in wire.STATS_SLOT)
 
 
 def cmdline(pid: int) -> tuple[str, ...]:
@@ -57,14 +47,6 @@ def device_of(packet: Packet) -> DeviceInfo:
     """The device fields of OPEN_ARENA and RESOLVE."""
     f = packet.fields
     return DeviceInfo(f["ordinal"], f["major"], f["minor"], f["sm_count"], packet.text("name"))
-
-
-def resident_of(word: int) -> Resident | None:
-    """The word ``resident`` of a stats slot; None if nothing was decided yet."""
-    if not word:
-        return None
-    threads, shared = word >> 32 & 0xFFFF, word & 0xFFFFFFFF
-    return Resident(threads, shared, before=word >> 48 & 0xFF, after=word >> 56)
 
 
 _CONNECTIONS = itertools.count(1)
@@ -87,39 +69,19 @@ class Peer:
         self.twins: dict[int, TwinState] = {}
         self.stacks: dict[int, tuple[CallFrame, ...]] = {}
         self._callers: dict[int, tuple[int, ...]] = {}
-        self._launches: dict[int, int] = {}  # kept when the process is gone
         self._code = CodePlaces(pid)
         self._images: dict[int, bytes] = {}
         self._number = next(_CONNECTIONS)
         self._lock = threading.Lock()
-        self._counted = wire.STATS_HEADER_SIZE + wire.STATS_SLOTS * wire.STATS_SLOT_SIZE
-        self._size = self._counted + wire.LAUNCHES_KEPT * 8
-        self._stats_lock = threading.Lock()
-        self._stats: mmap.mmap | bytes = b""
-        self._marked = bytes(self._counted)  # the stats as they were when counting began
-
-    def open_stats(self) -> int:
-        """Makes the stats memory; gives a descriptor that the caller closes."""
-        file = channel.memory_file("egpu-stats", self._size)
-        try:
-            memory = mmap.mmap(file, self._size)
-        except OSError as error:
-            os.close(file)
-            raise AgentError(f"stats memory cannot be mapped: {error.strerror}") from error
-        _HEADER.pack_into(
-            memory,
-            0,
-            wire.STATS_MAGIC,
-            wire.WIRE_VERSION,
-            wire.STATS_SLOTS,
-            *[0] * (len(wire.STATS_HEADER) - 3),
-        )
-        self._stats = memory
-        return file
+        self._stats = StatsMemory()
 
     @property
     def stats_size(self) -> int:
-        return self._size
+        return self._stats.size
+
+    def open_stats(self) -> int:
+        """Makes the stats memory; gives a descriptor that the caller closes."""
+        return self._stats.open()
 
     def send(self, data: bytes, files: tuple[int, ...] = ()) -> None:
         """Sends unless the process is gone; what is gone will be noticed by the receiver.
@@ -233,15 +195,8 @@ class Peer:
 
     def launches(self) -> dict[int, int]:
         """The number of the stack of each launch that is kept, by its id."""
-        if not self.stacks:  # none were asked for, and the memory was never written
-            return {}
-        with self._stats_lock:
-            if not isinstance(self._stats, mmap.mmap):
-                return self._launches
-            words = np.frombuffer(self._stats[self._counted : self._size], "<u8")
-        kept = np.sort(words[words & LAUNCH_STACK_MASK != 0])
-        numbers = (kept & LAUNCH_STACK_MASK) - 1
-        return dict(zip((kept >> wire.LAUNCH_ID_SHIFT).tolist(), numbers.tolist(), strict=True))
+        # Without stacks none were asked for, and the memory was never written.
+        return self._stats.launches() if self.stacks else {}
 
     def note_twin(self, packet: Packet) -> TwinState:
         """A TWIN_STATE message."""
@@ -255,38 +210,9 @@ class Peer:
             self.twins[state.slot] = state
         return state
 
-    def _kernel(self, slot: int) -> SlotStats | None:
-        at = wire.STATS_HEADER_SIZE + slot * wire.STATS_SLOT_SIZE
-        *now, resident = _SLOT.unpack_from(self._stats, at)
-        before = _SLOT.unpack_from(self._marked, at)[:-1]
-        values = [*(one - other for one, other in zip(now, before, strict=True)), resident]
-        if slot not in self.names and not any(values):
-            return None
-        fields = dict(zip(_SLOT_NAMES, values, strict=False))
-        reasons = {r: values[len(_SLOT_NAMES) + r] for r in Reason}
-        probed = fields["probed"] + fields["captured_probed"]
-        rest = fields["launches"] + fields["captured"] - probed - sum(reasons.values())
-        # Words are read while they are written: never below zero.
-        reasons[Reason.UNMATCHED] += max(rest, 0)
-        return SlotStats(
-            slot=slot,
-            kernel=self.names.get(slot, ""),
-            not_probed={r: n for r, n in reasons.items() if n},
-            refusals=tuple(self.refusals.get(slot, ())),
-            twin=self.twins.get(slot),
-            resident=resident_of(values[-1]),
-            **fields,
-        )
-
     def stats(self) -> ProcessStats:
         """What the process has counted so far."""
-        with self._stats_lock:
-            header = dict(zip(_HEADER_NAMES, _HEADER.unpack_from(self._stats, 0), strict=True))
-            before = dict(zip(_HEADER_NAMES, _HEADER.unpack_from(self._marked, 0), strict=True))
-            for name in _COUNTED:
-                header[name] -= before[name]
-            used = min(header["used"] + 1, wire.STATS_SLOTS)
-            rows = [self._kernel(slot) for slot in range(used)]
+        header, slots = self._stats.counted()
         return ProcessStats(
             pid=self.pid,
             cmdline=self.cmdline,
@@ -303,13 +229,27 @@ class Peer:
                 asks=header["asks"],
                 ask_ns=header["ask_ns"],
             ),
-            kernels=tuple(row for row in rows if row is not None),
+            kernels=tuple(
+                self._kernel(slot, counts)
+                for slot, counts in enumerate(slots)
+                if slot in self.names or counts.used
+            ),
+        )
+
+    def _kernel(self, slot: int, counts: SlotCounts) -> SlotStats:
+        return SlotStats(
+            slot=slot,
+            kernel=self.names.get(slot, ""),
+            not_probed=counts.not_probed,
+            refusals=tuple(self.refusals.get(slot, ())),
+            twin=self.twins.get(slot),
+            resident=counts.resident,
+            **counts.fields,
         )
 
     def mark(self) -> None:
         """Counts from now on only."""
-        with self._stats_lock:
-            self._marked = bytes(self._stats[: self._counted])
+        self._stats.mark()
 
     def close(self) -> None:
         """Ends the connection; the stats stay readable."""
@@ -325,13 +265,7 @@ class Peer:
 
     def freeze(self) -> None:
         """Keeps only the used part of the stats; the process must be gone."""
-        self._launches = self.launches()
-        with self._stats_lock:
-            if isinstance(self._stats, mmap.mmap):
-                used = min(_HEADER.unpack_from(self._stats, 0)[3] + 1, wire.STATS_SLOTS)
-                size = wire.STATS_HEADER_SIZE + used * wire.STATS_SLOT_SIZE
-                memory, self._stats = self._stats, self._stats[:size]
-                memory.close()
+        self._stats.freeze(launches=bool(self.stacks))
 
 
 def _never_seen() -> bytes:

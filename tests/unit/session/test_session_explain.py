@@ -2,8 +2,8 @@
 
 import pytest
 
-from egpu.agent.peer import resident_of
 from egpu.agent.protocol import Reason
+from egpu.agent.stats import resident_of
 from egpu.agent.twin import DeviceInfo, ProcessStats, SlotStats, TwinState
 from egpu.session.cache import Way
 from egpu.session.explain import explain, without_resources
