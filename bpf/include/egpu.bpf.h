@@ -80,6 +80,9 @@ typedef long long __s64;
 #define BPF_NOEXIST 1
 #define BPF_EXIST 2
 /* Flags of maps. */
+#define BPF_F_NO_PREALLOC 1
+#define BPF_F_NO_COMMON_LRU 2
+#define BPF_F_MMAPABLE 1024
 #define BPF_F_RDONLY 8
 #define BPF_F_WRONLY 16
 #define BPF_F_RDONLY_PROG 128
@@ -88,6 +91,9 @@ typedef long long __s64;
 #define BPF_F_USER_STACK 256
 #define BPF_F_FAST_STACK_CMP 512
 #define BPF_F_REUSE_STACKID 1024
+/* Flags of bpf_perf_event_output. */
+#define BPF_F_INDEX_MASK 0xffffffffULL
+#define BPF_F_CURRENT_CPU 0xffffffffULL
 /* Flags of a map's pinning. */
 #define LIBBPF_PIN_NONE 0
 #define LIBBPF_PIN_BY_NAME 1

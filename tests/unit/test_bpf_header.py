@@ -1,5 +1,6 @@
 """The generated header."""
 
+import re
 from pathlib import Path
 
 from egpu.bpf.context import FIELDS
@@ -8,7 +9,8 @@ from egpu.bpf.helpers import HELPERS
 from egpu.bpf.maptypes import MapType
 
 # Named, because the package under test may be an installed one.
-COMMITTED = Path(__file__).resolve().parents[2] / "bpf" / "include" / "egpu.bpf.h"
+ROOT = Path(__file__).resolve().parents[2]
+COMMITTED = ROOT / "bpf" / "include" / "egpu.bpf.h"
 
 
 def test_committed_header_is_current(capsys):
@@ -41,3 +43,14 @@ def test_every_row_is_in_it():
 def test_licence_and_place():
     assert header_text().startswith("/* SPDX-License-Identifier: (Apache-2.0 OR MIT) */")
     assert default_path().parts[-3:] == ("bpf", "include", "egpu.bpf.h")
+
+
+def test_flags_that_the_guide_names_are_in_it():
+    """Nothing else needs to be included."""
+    named = set()
+    for page in ("guide", "maps"):
+        named |= set(re.findall(r"\bBPF_F_\w+", (ROOT / "docs" / f"{page}.md").read_text()))
+    named -= {"BPF_F_STACK_BUILD_ID"}  # refused
+    assert "BPF_F_CURRENT_CPU" in named
+    defined = set(re.findall(r"^#define (\w+) ", header_text(), re.MULTILINE))
+    assert named - defined == set()

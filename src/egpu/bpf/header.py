@@ -12,7 +12,8 @@ from pathlib import Path
 from egpu.bpf.context import CONTEXT_SIZE, FIELDS, PT_REGS, PT_REGS_SIZE, Field, Source
 from egpu.bpf.helpers import HELPERS
 from egpu.bpf.interp_maps import BPF_EXIST, BPF_NOEXIST
-from egpu.bpf.maptypes import MapType, traits
+from egpu.bpf.map_flags import BPF_F_MMAPABLE, BPF_F_NO_COMMON_LRU, BPF_F_NO_PREALLOC
+from egpu.bpf.maptypes import BPF_F_CURRENT_CPU, MapType, traits
 from egpu.bpf.object_maps import PIN_BY_NAME, PIN_NONE
 from egpu.bpf.program import BPF_F_RDONLY, BPF_F_RDONLY_PROG, BPF_F_WRONLY, BPF_F_WRONLY_PROG
 
@@ -215,14 +216,19 @@ def _map_types() -> str:
 
 
 def _flags() -> str:
-    rows = (
+    rows: tuple[tuple[str, tuple[tuple[str, int | str], ...]], ...] = (
         ("bpf_map_update_elem", (("BPF_ANY", 0), ("BPF_NOEXIST", BPF_NOEXIST),
                                  ("BPF_EXIST", BPF_EXIST))),
-        ("maps", (("BPF_F_RDONLY", BPF_F_RDONLY), ("BPF_F_WRONLY", BPF_F_WRONLY),
+        ("maps", (("BPF_F_NO_PREALLOC", BPF_F_NO_PREALLOC),
+                  ("BPF_F_NO_COMMON_LRU", BPF_F_NO_COMMON_LRU),
+                  ("BPF_F_MMAPABLE", BPF_F_MMAPABLE),
+                  ("BPF_F_RDONLY", BPF_F_RDONLY), ("BPF_F_WRONLY", BPF_F_WRONLY),
                   ("BPF_F_RDONLY_PROG", BPF_F_RDONLY_PROG),
                   ("BPF_F_WRONLY_PROG", BPF_F_WRONLY_PROG))),
         ("bpf_get_stackid", (("BPF_F_USER_STACK", 1 << 8), ("BPF_F_FAST_STACK_CMP", 1 << 9),
                              ("BPF_F_REUSE_STACKID", 1 << 10))),
+        ("bpf_perf_event_output", (("BPF_F_INDEX_MASK", f"{BPF_F_CURRENT_CPU:#x}ULL"),
+                                   ("BPF_F_CURRENT_CPU", f"{BPF_F_CURRENT_CPU:#x}ULL"))),
         ("a map's pinning", (("LIBBPF_PIN_NONE", PIN_NONE), ("LIBBPF_PIN_BY_NAME", PIN_BY_NAME))),
         ("bpf_ringbuf_query", (("BPF_RB_AVAIL_DATA", 0), ("BPF_RB_RING_SIZE", 1),
                                ("BPF_RB_CONS_POS", 2), ("BPF_RB_PROD_POS", 3))),
