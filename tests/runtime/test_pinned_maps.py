@@ -327,6 +327,22 @@ def test_one_pin_is_of_one_map(scene):
 
 
 @pytest.mark.parametrize(
+    ("words", "more"), [(["/no/such/program"], {}), ([sys.executable], {"nothing": "more"})]
+)
+def test_a_workload_that_does_not_start_leaves_pins_as_they_were(scene, words, more):
+    with start(scene, pins={"totals": "kept"}) as (session, stepper):
+        stepper.do("first 4 10")
+        stepper.end(session)
+    before = dumped("kept")
+    assert before[1][0][FIRST] == 40
+    pins = {"totals": "kept", "blocks": "new", **more}
+    with pytest.raises(InputError):
+        api.run(words, programs=PROGRAM, options=api.Options(simulated=True, pins=pins))
+    assert dumped("kept") == before
+    assert [row.reference for row in list_maps()] == ["kept"]
+
+
+@pytest.mark.parametrize(
     ("pins", "words"),
     [
         (["blocks="], "'blocks=' is not MAP or MAP=NAME"),

@@ -39,6 +39,16 @@ class Outside:
         for map_name, name in wanted:
             self.service.pin(map_name, name)
 
+    def started(self) -> None:
+        """The workload runs: what pinned maps hold is kept from now on."""
+        if self._service is not None:
+            self._service.started()
+
+    def withdraw(self) -> None:
+        """Nobody is answered any more; no workload has started, and pins are as they were."""
+        if self._service is not None:
+            self._service.withdraw()
+
     def close(self) -> None:
         """Nobody is answered any more; pins are given what their maps hold."""
         if self._service is not None:

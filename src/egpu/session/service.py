@@ -48,6 +48,8 @@ class MapService:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._pins: dict[str, str] = {}  # by the name of the pin: the map
+        self._replaced: dict[str, LivePin | Contents | None] = {}  # until the workload has started
+        self._started = False
         self._lock = threading.Lock()
         self._closing = False
         folder = runtime_directory() / "sessions"
@@ -81,6 +83,8 @@ class MapService:
             pins.put(name, LivePin(self.path, map_name, os.getpid()))
             with self._lock:
                 self._pins[name] = map_name
+                if not self._started:
+                    self._replaced.setdefault(name, before)
 
     def unpin(self, name: str) -> None:
         """Take a pin of this session away."""
@@ -90,6 +94,27 @@ class MapService:
                 raise InputError(f"this session has no pin {name}")
             del self._pins[name]
             pins.remove(name)
+
+    def started(self) -> None:
+        """The workload runs: what its maps hold is kept from now on."""
+        with self._lock:
+            self._started = True
+            self._replaced.clear()
+
+    def withdraw(self) -> None:
+        """Stop answering; no workload has started, and the pins are as they were before."""
+        self._closing = True
+        try:
+            pins = Pins()
+            with pins.locked(), self._lock:
+                for name in self._pins:
+                    before = self._replaced[name]
+                    if before is None:
+                        pins.remove(name)
+                    else:
+                        pins.put(name, before)
+        finally:
+            self._listener.close()
 
     def close(self) -> None:
         """Keep what pinned maps hold, and stop answering. May be called twice."""

@@ -83,6 +83,7 @@ class Session:
             self._start(workload)
         except BaseException:
             self._closed = True
+            self._cleanup.callback(self._outside.withdraw)  # before all else
             self._cleanup.close()
             raise
 
@@ -320,6 +321,7 @@ class Session:
         )
         self._started = time.monotonic()
         self._process = workload.start()
+        self._outside.started()
 
 
 def _allowed(verified: Sequence[VerifiedProgram]) -> list[str]:
