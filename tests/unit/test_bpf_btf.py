@@ -5,6 +5,7 @@ import struct
 import pytest
 
 from egpu.bpf.btf import Btf, BtfKind
+from egpu.bpf.btf_ext import parse_btf_ext
 from egpu.errors import InputError
 
 K = BtfKind
@@ -141,3 +142,25 @@ def test_members_outside_their_struct():
     outside = w.struct("o", 4, ("x", u32, 64))
     with pytest.raises(InputError, match="member 'x' of o lies outside it"):
         w.btf().decode(outside, bytes(4))
+
+
+def line_info(writer, file, text):
+    """A .BTF.ext with one line, 7, of one section."""
+    lines = struct.pack("<IIIIIII", 16, writer.text("kprobe/*"), 1, 8, file, text, 7 << 10 | 3)
+    header = struct.pack("<HBBIIIII", 0xEB9F, 1, 0, 24, 0, 0, 0, len(lines))
+    return parse_btf_ext(header + lines, writer.btf(), "o").lines["kprobe/*"][0]
+
+
+def test_source_lines_are_for_people():
+    """As Linux and libbpf: neither their length nor their encoding is a reason to refuse a file."""
+    writer = Writer()
+    file, long = writer.text("a.bpf.c"), writer.text("  x = " + "y + " * 2000)
+    latin = len(writer.strings)
+    writer.strings += b"\treturn 0; /* caf\xe9 */\0"
+    found = line_info(writer, file, long)
+    assert (found.file, found.line, found.column) == ("a.bpf.c", 7, 3)
+    assert found.text.startswith("x = y + y")
+    assert 4000 < len(found.text) <= 4096
+    assert line_info(writer, latin, latin).text == "return 0; /* caf\ufffd */"
+    with pytest.raises(InputError, match="name at 99999 of"):
+        line_info(writer, file, 99999)

@@ -122,6 +122,14 @@ class Btf:
         """The string at ``offset`` of the string table. Raises InputError."""
         return _string(self._strings, offset, ".BTF strings")
 
+    def source_text(self, offset: int) -> str:
+        """What is written at ``offset`` for people: a source line or file, in any encoding, of
+        which the first 4,096 bytes are given.  Raises InputError past the end of the strings."""
+        if offset >= len(self._strings):
+            self.string(offset)  # says so
+        text, _, _ = self._strings[offset : offset + MAX_STRING].partition(b"\0")
+        return text.decode(errors="replace")
+
     def type_at(self, type_id: int) -> BtfType:
         """The type with that id. Raises InputError if there is none."""
         if not 0 <= type_id < len(self.types):

@@ -100,8 +100,9 @@ def parse_btf_ext(data: bytes, btf: Btf, where: str) -> BtfExt:
     lines: dict[str, list[LineInfo]] = {}
     for section, row in _records(data, size, parts[2:4], _LINE, btf=btf, where=f"{where} lines"):
         offset, file, text, place = row
+        name, written = btf.source_text(file), btf.source_text(text).strip()
         lines.setdefault(section, []).append(
-            LineInfo(offset, btf.string(file), place >> 10, place & 0x3FF, btf.string(text).strip())
+            LineInfo(offset, name, place >> 10, place & 0x3FF, written)
         )
     core = tuple(
         CoreRelocation(
