@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from test_runtime_cli import NATIVE, PATIENCE, ROOT, egpu, pytestmark, workload
 
 import egpu as api
 from egpu.errors import AgentError, InputError, MapError
-from egpu.session import list_maps
+from egpu.session import list_maps, pins
 from egpu.tools.build import compiler
 
 __all__ = ["pytestmark"]
@@ -384,6 +385,26 @@ def test_a_folder_that_others_can_reach_is_refused(folder, scene):
 
 
 LIVE = b"egpu live pin 1\n"
+
+
+def test_a_full_disk_costs_the_map_that_finds_no_room_only(scene, folder, monkeypatch):
+    """A limit on the size of files stands in for it."""
+    packed = pins.pack
+    padding = {"blocks": bytes(1 << 20)}
+    monkeypatch.setattr(pins, "pack", lambda what: packed(what) + padding.get(what.spec.name, b""))
+    with start(scene, pins={"blocks": "large", "totals": "small"}) as (session, stepper):
+        stepper.do("first 4 10")
+        stepper.end(session)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, limits[1]))
+        try:
+            with pytest.raises(InputError, match=r"pins/large: cannot be written \(File too large"):
+                session.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {row.reference: row.state for row in list_maps()} == {"large": "stale", "small": "saved"}
+    assert dumped("small")[1][0][FIRST] == 40
+    assert [path.name for path in (folder / "pins").glob(".new-*")] == []
 
 
 def test_damaged_pins(folder):

@@ -128,9 +128,14 @@ class Pins:
         path = self._folder / check_name(name)
         try:
             number, temporary = tempfile.mkstemp(prefix=_NEW, dir=self._folder)
-            with os.fdopen(number, "wb") as file:
-                file.write(data)
-            os.replace(temporary, path)
+            try:
+                with os.fdopen(number, "wb") as file:
+                    file.write(data)
+                os.replace(temporary, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
         except OSError as error:
             raise InputError(f"cannot be written ({error.strerror})", where=str(path)) from error
 

@@ -131,10 +131,15 @@ class MapService:
             wanted = dict(self._pins)
         if not wanted:
             return
-        pins = Pins()
+        pins, failures = Pins(), []
         with pins.locked():
             for name, map_name in wanted.items():
-                pins.put(name, self._contents(map_name))
+                try:
+                    pins.put(name, self._contents(map_name))
+                except InputError as error:  # a full disk may have room for a smaller one
+                    failures.append(error)
+        if failures:
+            raise failures[0]
 
     # ------------------------------------------------------------------ answering
 
