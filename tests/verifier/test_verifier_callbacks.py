@@ -209,3 +209,23 @@ def test_a_sum_kept_apart_from_what_is_stored():
     assert check(text.format(9, ""))
     lost = text.format(9, "ldxdw %r5, [%r10-8]\nstxdw [%r10-32], %r5\n")
     assert refusal(lost).rule == "P8"
+
+
+def test_what_one_load_takes_from_two_maps_is_not_said_to_come_from_one():
+    """The callback of two walks; what it sums up goes to a third map."""
+    walk = (
+        "lddw %r1, map_index {0}\nlddw %r2, code body\nmov %r3, %r10\nadd %r3, -8\nmov %r4, 0\n"
+        "call 164\n"
+    )
+    text = (
+        "stdw [%r10-8], 0\n" + walk.format(0) + walk.format(1) + "lddw %r6, map_index_value 4\n"
+        "ldxdw %r5, [%r10-8]\nstxdw [%r6], %r5\nmov %r0, 0\nexit\n"
+        "body:\nldxdw %r5, [%r3]\nldxdw %r1, [%r4]\nadd %r1, %r5\nstxdw [%r4], %r1\n"
+        "mov %r0, 0\nexit"
+    )
+    error = refusal(text)
+    assert (error.rule, "loaded from a map that may be .data is" in error.message) == ("P8", True)
+    own = text.replace("map_index_value 4", "map_index_value 4\nldxdw %r7, [%r6]").replace(
+        "[%r10-8]\nstxdw [%r6], %r5", "[%r10-8]\nstxdw [%r6], %r7"
+    )
+    assert "loaded from map .data is" in refusal(own).message

@@ -27,7 +27,7 @@ from egpu.verifier.structure import Step
 from egpu.verifier.threads import Threads
 from egpu.verifier.verified import Operand, Region, Rmw, Uniformity
 
-_Text = Callable[[Setting, Operand, int], str]
+_Text = Callable[[str, int], str]  # of the map that was loaded from, and where
 # Where grids and blocks have one dimension these are all indices that differ.
 _LINE = frozenset({"thread_x", "block_x"})
 _MAP_VALUE = Region.MAP_VALUE
@@ -165,7 +165,8 @@ class _Judge:
             owner = _owner(self.known, self.writes, write, load)
             if owner >= linear.INDICES:
                 continue
-            message = text(self.setting, write.target, pc)
+            source = self.known.frames.operands[load.pc, load.src]
+            message = text(_loaded_from(self.setting, source, write.target), pc)
             if owner >= _LINE:
                 yield Refusal("P8", message, write.step.pc, _LINE_HINT)
                 return
@@ -271,23 +272,30 @@ def _name(setting: Setting, target: Operand) -> str:
     return "a map" if target.map is None else f"map {setting.map(target.map).name}"
 
 
-def _lost_text(setting: Setting, target: Operand, pc: int) -> str:
+def _loaded_from(setting: Setting, source: Operand, target: Operand) -> str:
+    """One instruction may load from several maps, as in the callback of two walks."""
+    if source.map is not None or target.map is None:
+        return _name(setting, source)
+    return f"a map that may be {setting.map(target.map).name}"
+
+
+def _lost_text(name: str, pc: int) -> str:
     return (
-        f"what insn {pc} loaded from {_name(setting, target)} is changed and stored back: "
+        f"what insn {pc} loaded from {name} is changed and stored back: "
         "updates by other threads in between are lost"
     )
 
 
-def _cut_text(setting: Setting, target: Operand, pc: int) -> str:
+def _cut_text(name: str, pc: int) -> str:
     return (
-        f"how often a loop turns depends on what insn {pc} loaded from {_name(setting, target)}, "
+        f"how often a loop turns depends on what insn {pc} loaded from {name}, "
         "and its budget may end the program before this is stored: updates by other threads in "
         "between are lost"
     )
 
 
-def _guarded_text(setting: Setting, target: Operand, pc: int) -> str:
+def _guarded_text(name: str, pc: int) -> str:
     return (
         f"whether this is stored depends on what insn {pc} loaded from "
-        f"{_name(setting, target)}: updates by other threads in between are lost"
+        f"{name}: updates by other threads in between are lost"
     )
