@@ -417,6 +417,13 @@ def test_options_and_arguments_that_make_no_sense(tmp_path, monkeypatch):
         for seconds in (float("nan"), -1.0):
             refused(f"{name}: {seconds} is no number of seconds", **{name: seconds})
     refused("cookie 'x' does not fit", cookies={"on_first": "x"})
+    for name, values, wanted in (
+        ("sample", (0, -1, 1 << 32, 1.5), "from 1 to 4294967295"),
+        ("print_limit", (-1, 0.5), "of 0 or more"),
+        ("cost_limit", (0, "9"), "of 1 or more"),
+    ):
+        for value in values:
+            refused(f"{name}: {value!r} is no whole number {wanted}", **{name: value})
     monkeypatch.setenv("BPFTIME_MAP_GPU_THREAD_COUNT", "9" * 5000)
     refused("is no number of threads")
     maps = egpu.Object(PROGRAM).maps

@@ -45,6 +45,7 @@ def cookies(**options):
 def test_cookies_reach_their_program():
     assert cookies() == {0}
     assert cookies(cookies={"block": 2**64 - 3}) == {2**64 - 3}
+    assert cookies(cookies={"block": True}) == {1}
 
 
 @pytest.mark.parametrize(

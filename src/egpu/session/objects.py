@@ -81,7 +81,7 @@ class Collection:
 def _cookie(value: int, name: str) -> int:
     if not isinstance(value, int) or not 0 <= value < 1 << 64:
         raise InputError(f"cookie {value!r:.40} does not fit 64 bits", where=f"program {name}")
-    return value
+    return int(value)  # True is one, and is written as "True" into programs
 
 
 def combine(objects: Sequence[Object]) -> Collection:

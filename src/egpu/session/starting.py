@@ -73,6 +73,12 @@ def _open(workload: Workload, programs: Programs | Sequence[Programs], options: 
     given = [programs] if isinstance(programs, Programs) else list(programs)
     check_seconds("twin_wait_s", options.twin_wait_s)
     check_seconds("snapshot_period_s", options.snapshot_period_s)
+    for name, value, least, most in (
+        ("sample", options.sample, 1, (1 << 32) - 1),
+        ("cost_limit", options.cost_limit, 1, None),
+        ("print_limit", options.print_limit, 0, None),
+    ):
+        _check_whole(name, value, least, most)
     objects = [item if isinstance(item, Object) else Object(item) for item in given]
     collection = combine([item.bound() for item in objects]).with_cookies(options.cookies)
     if options.map_deletions:
@@ -89,6 +95,14 @@ def _open(workload: Workload, programs: Programs | Sequence[Programs], options: 
         options,
         lambda session: _prepare(session, objects, collection),
     )
+
+
+def _check_whole(name: str, value: object, least: int, most: int | None) -> None:
+    """InputError if it is no whole number from ``least`` to ``most``; None: any that is greater."""
+    if isinstance(value, int) and least <= value and (most is None or value <= most):
+        return
+    wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
+    raise InputError(f"{value!r:.40} is no whole number {wanted}", where=name)
 
 
 def _prepare(session: Session, objects: Sequence[Object], collection: Collection) -> None:
