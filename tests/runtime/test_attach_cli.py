@@ -1,6 +1,7 @@
 """``egpu run --idle`` and ``egpu attach`` as commands of their own."""
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -8,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from test_host_maps import PROGRAM, Stepper
 from test_runtime_cli import NATIVE, PATIENCE, ROOT, pytestmark
 from test_runtime_cli import egpu as command
 
-from egpu.cli.attach import _told, options_of
+from egpu.cli.attach import _told, _why_not, options_of
 from egpu.session import Options, RingMemory
 
 __all__ = ["pytestmark"]
@@ -157,6 +159,21 @@ def test_what_cannot_be_attached_to(scene, tmp_path):
     refused("add", scene.pid, ROOT / "tests" / "bpftime" / "programs" / "racy.bpf.o")
     process = scene.attach("kernelcount", "--for", "0")  # it is as idle as before
     ended(process)
+
+
+def test_a_process_of_ones_own_that_cannot_be_looked_into_is_not_anothers(monkeypatch):
+    """As one that is not dumpable; a superuser may look into those, so Linux is stood in for."""
+    read = Path.read_text
+
+    def closed(path, *how):
+        if path.name == "maps":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return read(path, *how)
+
+    monkeypatch.setattr(Path, "read_text", closed)
+    assert "Linux does not let this user look into it" in _why_not(os.getpid())
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    assert _why_not(os.getpid()) == "it belongs to another user"
 
 
 def test_options_of_idle():

@@ -169,12 +169,24 @@ def _why_not(pid: int) -> str:
     except FileNotFoundError:
         return "there is no such process"
     except PermissionError:
-        return "it belongs to another user"
+        return _not_to_be_seen(pid)
     except ProcessLookupError:
         return "it is about to end"
     if AGENT not in mapped:
         return "it has no agent inside"
     return "it runs under a session of its own, not idle"
+
+
+def _not_to_be_seen(pid: int) -> str:
+    """Linux shows nobody the memory of a process of another user, or of one with more rights."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
+    except OSError:
+        return "it is about to end"
+    _, _, users = status.partition("\nUid:")
+    if str(os.geteuid()) in users.partition("\n")[0].split():
+        return "Linux does not let this user look into it (it has rights that this process lacks)"
+    return "it belongs to another user"
 
 
 def _ask(desk: Path, request: dict[str, Any]) -> dict[str, Any]:
