@@ -125,3 +125,8 @@ def test_every_type_has_a_row():
 def test_what_is_said(kind, flags, text, hint, number):
     problem = flag_problem(kind, flags)
     assert (problem.text, problem.hint, problem.errno) == (text, hint, number)
+
+
+def test_messages_have_the_right_article():
+    assert MapType.ARRAY_OF_MAPS.phrase == "an ARRAY_OF_MAPS"
+    assert MapType.HASH.phrase == "a HASH"

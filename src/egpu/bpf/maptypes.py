@@ -33,6 +33,11 @@ class MapType(enum.IntEnum):
     GPU_HOST_ARRAY = 1513
     GPU_RINGBUF = 1527
 
+    @property
+    def phrase(self) -> str:
+        """Its name with the article, for messages."""
+        return f"{'an' if self.name[0] in 'AEIOU' else 'a'} {self.name}"
+
 
 class Storage(enum.Enum):
     """How the memory of a map is laid out (design.md section 8)."""

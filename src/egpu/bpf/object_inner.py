@@ -60,7 +60,7 @@ def _filled(spec: MapSpec, inner: dict[int, int], specs: Sequence[MapSpec], wher
         raise InputError(f"the maps in it differ in type or sizes: {names}", where=where)
     kind = specs[next(iter(inner.values()))].type
     if traits(kind).storage not in INNER:
-        raise UnsupportedError(f"a {kind.name} inside another map at {where}")
+        raise UnsupportedError(f"{kind.phrase} inside another map at {where}")
     found = tuple(inner.get(key, NO_MAP) for key in range(max(inner) + 1))
     return replace(spec, inner=found)
 

@@ -80,7 +80,7 @@ def dump(*, reference: str, per_sm: bool, as_json: bool) -> None:
     found = _open(reference).contents()
     spec = found.spec
     if per_sm and not traits(spec.type).per_sm:
-        raise click.UsageError(f"{reference} is a {spec.type.name}: it has no copy per SM")
+        raise click.UsageError(f"{reference} is {spec.type.phrase}: it has no copy per SM")
     head: dict[str, object] = {"map": spec.name, "type": spec.type.name}
     head |= {"complete": found.complete, "frozen": found.frozen}
     if spec.type is MapType.BLOOM_FILTER:
@@ -215,7 +215,7 @@ def peek(*, reference: str, value: str | None, as_json: bool) -> None:
         _print_value(_value(opened, value) in opened, as_json=as_json)
         return
     if value is not None or not traits(opened.spec.type).keyless:
-        raise click.UsageError(f"{reference} is a {opened.spec.type.name}: see get and dump")
+        raise click.UsageError(f"{reference} is {opened.spec.type.phrase}: see get and dump")
     _print_value(opened.peek(), typed=value_typed(opened.spec), as_json=as_json)
 
 

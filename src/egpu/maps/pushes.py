@@ -102,7 +102,7 @@ class Pushes:
         spec = self._spec
         if traits(spec.type).storage is not Storage.DEQUE:
             raise MapError(
-                f"nothing is popped from a {spec.type.name}",
+                f"nothing is popped from {spec.type.phrase}",
                 errno=errno.EOPNOTSUPP,
                 where=f"map {spec.name}",
             )
@@ -130,7 +130,7 @@ class Pushes:
         spec = self._spec
         if not traits(spec.type).keyless:
             raise MapError(
-                f"a {spec.type.name} has keys: it is set by them",
+                f"{spec.type.phrase} has keys: it is set by them",
                 errno=errno.EOPNOTSUPP,
                 where=f"map {spec.name}",
             )

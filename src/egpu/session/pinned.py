@@ -126,7 +126,7 @@ class PinnedMap(Changes, Pushes, Mapping[Any, object]):
         kind = self._spec.type
         if traits(kind).keyless:
             raise InputError(
-                f"a {kind.name} has no keys", where=self._where(), hint="values are pushed to it"
+                f"{kind.phrase} has no keys", where=self._where(), hint="values are pushed to it"
             )
         return super()._key(key)
 

@@ -273,7 +273,7 @@ class MapService:
     def _keyed(self, name: str) -> MapView | HashView | ThreadView:
         view = self._view(name)
         if isinstance(view, (QueueView, BloomView)):
-            raise InputError(f"a {view.spec.type.name} has no keys", where=f"map {name}")
+            raise InputError(f"{view.spec.type.phrase} has no keys", where=f"map {name}")
         return view
 
     def _view(self, name: str) -> Kept:
@@ -283,7 +283,7 @@ class MapService:
         view = maps[name]
         if not isinstance(view, Kept):
             raise InputError(
-                f"a {view.spec.type.name} is for its session to read", where=f"map {name}"
+                f"{view.spec.type.phrase} is for its session to read", where=f"map {name}"
             )
         return view
 
