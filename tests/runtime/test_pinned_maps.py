@@ -18,6 +18,7 @@ from test_runtime_cli import NATIVE, PATIENCE, ROOT, egpu, pytestmark, workload
 import egpu as api
 from egpu.errors import AgentError, InputError, MapError
 from egpu.session import list_maps, pins
+from egpu.session.service import MapService
 from egpu.tools.build import compiler
 
 __all__ = ["pytestmark"]
@@ -341,6 +342,22 @@ def test_a_workload_that_does_not_start_leaves_pins_as_they_were(scene, words, m
         api.run(words, programs=PROGRAM, options=api.Options(simulated=True, pins=pins))
     assert dumped("kept") == before
     assert [row.reference for row in list_maps()] == ["kept"]
+
+
+def test_pins_of_a_workload_that_is_interrupted_at_its_start_are_kept(monkeypatch):
+    def interrupted(service):
+        started(service)
+        raise KeyboardInterrupt
+
+    started = MapService.started
+    monkeypatch.setattr(MapService, "started", interrupted)
+    options = api.Options(simulated=True, pins={"totals": "kept"})
+    with pytest.raises(KeyboardInterrupt) as caught:
+        api.run([sys.executable, "-c", ""], programs=PROGRAM, options=options)
+    (session,) = [each.frame.f_locals["self"] for each in caught.traceback if each.name == "_start"]
+    assert session.wait(PATIENCE) == 0
+    assert [row.reference for row in list_maps()] == ["kept"]
+    assert dumped("kept")
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,10 @@ class MapService:
             self._replaced.clear()
 
     def withdraw(self) -> None:
-        """Stop answering; no workload has started, and the pins are as they were before."""
+        """Stop answering; the pins are as they were before, unless the workload has started."""
+        if self._started:  # and was interrupted right then
+            self.close()
+            return
         self._closing = True
         try:
             pins = Pins()
