@@ -24,7 +24,7 @@ class SessionBroker:
         return self.builder.resolve(seen)
 
     def answered(self) -> None:
-        self.builder.settle()
+        self.builder.write()
 
     def host_call(self, call: HostCall) -> None:
         self._host.run(call)

@@ -22,15 +22,29 @@ class TwinKeeper:
         return found[0] if found else self._cache.load(key)
 
     def store(self, key: str, twin: BuiltTwin, origin: Origin) -> None:
-        """As ``TwinCache.store``, at the next ``settle``."""
+        """As ``TwinCache.store``, at the next ``write`` or ``settle``."""
         self._waiting[key] = twin, origin
 
+    def write(self) -> None:
+        """Write what was stored; what cannot be written is given up, as by ``TwinCache.store``.
+
+        A thread that finds another one writing leaves it to that: a disk that does not answer holds
+        one thread, and the others go on.
+        """
+        while self._waiting and self._writing.acquire(blocking=False):
+            try:
+                self._write_all()
+            finally:
+                self._writing.release()
+
     def settle(self) -> None:
-        """Write everything that was stored before; what cannot be written is given up, as by
-        ``TwinCache.store``."""
+        """The same; everything that was stored before is on disk then, or given up."""
         with self._writing:
-            for key, (twin, origin) in list(self._waiting.items()):
-                try:
-                    self._cache.store(key, twin, origin)
-                finally:  # what came under this key meanwhile is the same
-                    del self._waiting[key]
+            self._write_all()
+
+    def _write_all(self) -> None:
+        for key, (twin, origin) in list(self._waiting.items()):
+            try:
+                self._cache.store(key, twin, origin)
+            finally:  # what came under this key meanwhile is the same
+                del self._waiting[key]

@@ -146,8 +146,14 @@ class TwinBuilder:
         with self._lock:
             self._opened.forget(pid)
 
+    def write(self) -> None:
+        """Write twins that are to be kept and are not yet on disk, unless another thread does so
+        already; no launch need wait for it."""
+        if self._cache is not None:
+            self._cache.write()
+
     def settle(self) -> None:
-        """Write twins that are to be kept and are not yet on disk; no launch need wait for it."""
+        """Every twin that is to be kept is on disk then, or cannot be."""
         if self._cache is not None:
             self._cache.settle()
 

@@ -15,7 +15,8 @@ from egpu.session import attached, splicing
 from egpu.session.arrivals import verify_all
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
-from egpu.session.cache import Way
+from egpu.session.broker import SessionBroker
+from egpu.session.cache import TwinCache, Way
 from egpu.session.twins import TwinBuilder
 from egpu.verifier import verify
 
@@ -28,12 +29,12 @@ CUBIN = next(iter(sorted((ROOT / "tests" / "unit" / "images").glob("*sm_90*.cubi
 KERNELCOUNT = TOOLS / "kernelcount" / "kernelcount.bpf.o"
 
 
-def builder(machine_code, path=KERNELCOUNT, *, allow_occupancy_loss=False):
+def builder(machine_code, path=KERNELCOUNT, *, allow_occupancy_loss=False, cache=None):
     obj = read_object(path.read_bytes(), path.name)
     return TwinBuilder(
         ProbeSet([verify(program) for program in obj.programs]),
         Assembler(find_ptxas()),
-        None,
+        cache,
         lambda device: plan(obj.maps, device.sm_count),
         allow_occupancy_loss=allow_occupancy_loss,
         machine_code=machine_code,
@@ -183,3 +184,24 @@ def test_what_cannot_be_compiled_is_said_of_the_kernels(monkeypatch):
     refused = made.resolve(seen_of("plain.fatbin"))
     assert isinstance(refused, Refused)
     assert "this program" in refused.reason
+
+
+@needs_ptxas
+def test_a_session_compiles_when_a_process_begins_and_keeps_twins_behind_its_answers(
+    monkeypatch, tmp_path
+):
+    done = compilations(monkeypatch)
+    cache = TwinCache(tmp_path)
+    made = builder(machine_code=True, cache=cache)
+    broker = SessionBroker(made, None, None)
+    broker.process_started(1, "train")
+    assert len(done) == 2
+    answer = broker.resolve(seen_of("zstd.fatbin"))
+    assert isinstance(answer, Twin)
+    assert list(tmp_path.iterdir()) == []
+    broker.answered()
+    assert len(list(tmp_path.iterdir())) == 1
+    again = builder(machine_code=True, cache=cache)
+    assert again.resolve(seen_of("zstd.fatbin")) == answer
+    assert again.reports()[0].cached
+    assert len(done) == 2

@@ -55,6 +55,30 @@ def test_settling_waits_for_what_another_thread_is_writing(tmp_path):
     assert kept(tmp_path) == ["one", "two"]
 
 
+def test_a_disk_that_does_not_answer_holds_one_thread(tmp_path):
+    begun, go = threading.Event(), threading.Event()
+
+    class SlowCache(TwinCache):
+        def store(self, *arguments):
+            begun.set()
+            assert go.wait(WAIT_S)
+            super().store(*arguments)
+
+    keeper = TwinKeeper(SlowCache(tmp_path))
+    keeper.store("0", twin(0), Origin())
+    writer = threading.Thread(target=keeper.write)
+    writer.start()
+    assert begun.wait(WAIT_S)
+    for number in range(1, 4):
+        keeper.store(f"{number}", twin(number), Origin())
+        keeper.write()  # in this thread, which would wait for ever
+    assert kept(tmp_path) == []
+    go.set()
+    writer.join(WAIT_S)
+    assert not writer.is_alive()
+    assert kept(tmp_path) == ["0", "1", "2", "3"]  # the thread that was writing has them all
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
 def test_what_cannot_be_kept_is_given_up_and_said(tmp_path, monkeypatch, error):
     def failing(*_):
