@@ -1,5 +1,7 @@
 """Divergence, loops, barriers, calls, and what ends a kernel."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from sim_kernels import HEAD, Device, kernel, run_threads, store_r
@@ -7,6 +9,7 @@ from sim_kernels import HEAD, Device, kernel, run_threads, store_r
 from egpu.errors import DeviceFault, InputError, UnsupportedError
 from egpu.image.ptx import parse
 from egpu.sim import FaultKind, Machine
+from egpu.sim.scheduler import NEVER, Threads
 
 
 def test_loops_with_different_trip_counts():
@@ -427,3 +430,22 @@ sub.u64 %rd3, %rd3, %rd2;
 """
     got = run_threads(body + store_r("%rd3", 64), 1, 32, np.uint64)
     assert set(got.tolist()) == {3 + 3 + 1 + 1}
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, NEVER - 1])
+def test_the_lowest_group_runs_up_to_the_next_one(most):
+    rng = np.random.default_rng(most)
+    for _ in range(300):
+        count = int(rng.integers(1, 9))
+        ready = rng.integers(0, most, count, np.int32, endpoint=True)
+        ready[rng.random(count) < 0.3] = NEVER
+        threads = Threads(SimpleNamespace(count=count))
+        threads.ready = ready
+        steps = sorted({int(step) for step in ready} - {NEVER})
+        found = threads.next_group()
+        if not steps:
+            assert found is None
+            continue
+        step, members, above = found
+        assert (step, above) == (steps[0], steps[1] if len(steps) > 1 else NEVER)
+        assert np.arange(count)[members].tolist() == np.flatnonzero(ready == step).tolist()
