@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define EGPU_WIRE_MAGIC 1431324485u
-#define EGPU_WIRE_VERSION 2u
+#define EGPU_WIRE_VERSION 3u
 #define EGPU_PACKET_LIMIT 65536u
 #define EGPU_FILES_LIMIT 2u
 #define EGPU_STATS_HEADER_SIZE 4096u
@@ -286,6 +286,7 @@ struct egpu_ring {
     uint64_t host_flags;
     uint64_t device_flags;
     uint64_t host_controls;
+    uint64_t stamped;
 };
 
 /* a place in a twin's image that takes an address */

@@ -132,7 +132,7 @@ def ring_rows(rings: Sequence[RingTable]) -> bytes:
     tail = RING_CONTROL["tail"][0]
     return b"".join(
         struct.pack(
-            "<11Q",
+            "<12Q",
             r.readers,
             READER_STRIDE,
             r.control + tail,
@@ -144,6 +144,7 @@ def ring_rows(rings: Sequence[RingTable]) -> bytes:
             r.host_flags,
             r.device_flags,
             r.host_controls,
+            r.stamped,
         )
         for r in rings
     )

@@ -19,7 +19,7 @@ from typing import Final
 from egpu.errors import AgentError
 
 WIRE_MAGIC: Final = 0x55504745  # "EGPU"
-WIRE_VERSION: Final = 2
+WIRE_VERSION: Final = 3
 PACKET_LIMIT: Final = 64 * 1024  # bytes; below every default socket buffer
 FILES_LIMIT: Final = 2  # descriptors in one packet
 
@@ -147,6 +147,7 @@ RING: Final = (   # a row of ARENA.rings: reader positions of one ring map
     # of rings in device memory, else 0: bytes of a ring, and where everything lies
     ("ring_size", "u64"), ("host_data", "u64"), ("device_data", "u64"),
     ("host_flags", "u64"), ("device_flags", "u64"), ("host_controls", "u64"),
+    ("stamped", "u64"),  # bytes of a record in stamped slots, else 0
 )
 PATCH: Final = (("offset", "u64"), ("addend", "u64"))  # in a TWIN's image: an address goes there
 INIT_CHUNK: Final = (("offset", "u64"), ("size", "u64"))  # then size bytes, padded to 8

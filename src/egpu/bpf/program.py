@@ -59,8 +59,8 @@ class MapSpec:
 
     ``initial`` is the content of .rodata/.data (None: zero-filled); ``read_only`` means that
     programs cannot write it, and nobody else once they run; ``deletes`` that they may delete its
-    entries.  ``on_device``: a ring whose records are written to device memory.  ``extra`` is
-    Linux's map_extra: how many bits of a Bloom filter a value has (0: 5).
+    entries.  ``on_device``: a ring whose records are written to device memory; ``stamped``: bytes
+    of each of them, if all are written whole by lanes that are alone, else 0.  ``extra`` is Linux's map_extra: how many bits of a Bloom filter a value has (0: 5).
     ``inner`` are the indices of the maps in a map of maps by key, ``NO_MAP`` where a key has none;
     all of one shape.
     ``key_type``/``value_type`` are BTF type ids in ``btf``, 0 if unknown.
@@ -76,6 +76,7 @@ class MapSpec:
     read_only: bool = False
     deletes: bool = field(default=True, repr=False)
     on_device: bool = field(default=False, repr=False)
+    stamped: int = field(default=0, repr=False)
     extra: int = field(default=0, repr=False)
     inner: tuple[int, ...] = field(default=(), repr=False)
     pin_by_name: bool = False

@@ -78,7 +78,14 @@ acquires ``commit``, checks it against its position, comes back if size and coun
 clears what it read (so a group's first words are 0 until it is published) and advances its own
 position in the host arena; the agent copies reader positions to ``tail`` in HBM.
 
-``egpu.maps.ring_table`` has the protocol of rings in device memory.
+``egpu.maps.ring_table`` has the protocol of rings in device memory.  Those of a map with
+``MapSpec.stamped`` have slots instead of groups, ``stamped_stride`` bytes each, a power of two of
+them in a ring, numbered without an end; slot ``n`` lies at ``n`` modulo their number.  A slot is::
+
+    0   u32 bits    bit i: the lowest bit of the record's i-th word
+    4   u32 stamp   the slot's number + 1, modulo 2^32
+    8   the record's words of 8 bytes, the lowest bit of each replaced by 1 in even laps, 0 in odd
+        ones, the whole rounded up to 16
 """
 
 from __future__ import annotations
@@ -88,7 +95,7 @@ from dataclasses import dataclass
 from egpu.bpf.maptypes import Storage, table_slots, traits
 from egpu.bpf.program import MapSpec
 
-LAYOUT_VERSION = 7
+LAYOUT_VERSION = 8
 
 LAUNCH_BLOCK_SIZE = 32
 # fmt: off
@@ -152,6 +159,12 @@ RING_ZEROS = 1 << 16                # bytes of flags that are cleared at once, a
 RING_GROUP_HEADER = 16
 RING_PAD_COUNT = 0xFFFFFFFF
 RING_DISCARD = 1 << 63
+# Slots of rings in device memory, and their word ``head``: the slots that were asked for in bits
+# 0-39, how many more there are room for in bits 40-63, negative if more were asked for.
+RING_STAMP = 8                      # bytes before the record
+RING_STAMPED_MOST = 256             # bytes of a record
+RING_ROOM = 40                      # bits from here on
+RING_STAMPED_SLOTS = 1 << 22        # of a ring, at most
 
 HASH_CONTROL: dict[str, tuple[int, int]] = {   # per hash map, in the device arena
     "count":  (0, 4),          # entries
@@ -224,7 +237,7 @@ class MapPlace:
     stride: int  # between copies (per-SM maps, ring control) or keys (per-thread maps), else 0
     entry_stride: int  # between values of one copy
     ring_data: int = 0  # in the host arena
-    ring_size: int = 0  # of one SM's ring
+    ring_size: int = 0  # of one SM's ring: a power of two, of stamped slots so many of them
     ring_readers: int = 0  # offset of the RING_READERs in the host arena
     spread: int = 1  # copies per SM slot of a per-SM map
     # Of a ring in device memory, else 0: offsets in the device arena of its records and flags, and
@@ -233,6 +246,7 @@ class MapPlace:
     ring_flags: int = 0
     host_flags: int = 0
     host_controls: int = 0
+    ring_stamped: int = 0  # bytes of a record, if the ring has stamped slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +324,11 @@ def copy_stride(spec: MapSpec) -> int:
             return round_up(table.slots * table.value_stride, SM_COPY_ALIGNMENT)
         case _:
             return 0
+
+
+def stamped_stride(record: int) -> int:
+    """Bytes of a stamped slot for records of ``record`` bytes."""
+    return round_up(RING_STAMP + record, RING_GRANULE)
 
 
 def ring_zeros(place: MapPlace) -> int:

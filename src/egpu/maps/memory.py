@@ -27,8 +27,10 @@ from egpu.maps.layout import (
     HOST_MAGIC,
     LAYOUT_VERSION,
     RING_CONTROL,
+    RING_ROOM,
     ArenaLayout,
     MapPlace,
+    stamped_stride,
 )
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -70,7 +72,8 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class RingControl:
-    """One SM slot's ring counters as a snapshot has them (layout.RING_CONTROL)."""
+    """One SM slot's ring counters as a snapshot has them (layout.RING_CONTROL): ``head`` and
+    ``tail`` in bytes, ``dropped`` and ``produced`` in records."""
 
     head: int
     tail: int
@@ -84,12 +87,20 @@ def ring_controls(snapshot: Snapshot, place: MapPlace, sm_slots: int) -> tuple[R
     rows = []
     for slot in range(sm_slots):
         base = place.offset + slot * place.stride
-        rows.append(
-            RingControl(
-                **{name: int(words[(base + at) // 8]) for name, (at, _) in RING_CONTROL.items()}
-            )
-        )
+        row = {name: int(words[(base + at) // 8]) for name, (at, _) in RING_CONTROL.items()}
+        if place.ring_stamped:
+            row["produced"] = taken_slots(row["head"])
+            row["head"] = row["produced"] * stamped_stride(place.ring_stamped)
+        rows.append(RingControl(**row))
     return tuple(rows)
+
+
+def taken_slots(head: int) -> int:
+    """How many stamped slots were taken, by their ring's ``head``: those asked for in vain are in
+    it until somebody gives it room again (``egpu.maps.layout``)."""
+    asked, room = head & ((1 << RING_ROOM) - 1), head >> RING_ROOM
+    missing = (1 << 64 - RING_ROOM) - room if room >> 63 - RING_ROOM else 0
+    return asked - missing
 
 
 class HostArena:

@@ -31,6 +31,7 @@ from egpu.maps.layout import (
     hash_table,
     ring_zeros,
     round_up,
+    stamped_stride,
 )
 
 
@@ -52,7 +53,8 @@ def plan(
 
     A ring's ``max_entries`` is, as in libbpf, its size in bytes: one SM's ring has ``max_entries /
     sm_slots`` bytes rounded up to a power of two of at least 4096, so the whole is never smaller
-    than what was asked for.  Raises UnsupportedError for a map type without storage and InputError
+    than what was asked for; one of stamped slots has a power of two of them in as many bytes or
+    more.  Raises UnsupportedError for a map type without storage and InputError
     for a map without entries or values, or with a ring of more than 1 GiB per SM.
     """
     if sm_slots < 1:
@@ -93,7 +95,9 @@ class _Planner:
                 return MapPlace(offset, stride, entry), spec.max_entries * stride
             case Storage.RING:
                 ring = _ring_size(spec, self.sm_slots)
-                place = MapPlace(offset, RING_CONTROL_SIZE, 0, ring_size=ring)
+                place = MapPlace(
+                    offset, RING_CONTROL_SIZE, 0, ring_size=ring, ring_stamped=spec.stamped
+                )
                 return place, RING_CONTROL_SIZE * self.sm_slots
             case Storage.HASH:
                 table = hash_table(spec)
@@ -185,6 +189,10 @@ def _with_rings(layout: ArenaLayout, on_device: Sequence[int]) -> ArenaLayout:
 def _ring_size(spec: MapSpec, sm_slots: int) -> int:
     asked = ring_bytes(spec.type, spec.max_entries, spec.value_size)
     share = asked if spec.type in EVENTS else -(-asked // sm_slots)
+    if spec.stamped:
+        stride = stamped_stride(spec.stamped)
+        slots = -(-max(RING_MINIMUM, share) // stride)
+        return stride << (slots - 1).bit_length()
     size = max(RING_MINIMUM, 1 << (share - 1).bit_length())
     if size > RING_MAXIMUM:
         raise InputError(

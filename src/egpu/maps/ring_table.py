@@ -21,6 +21,19 @@ most RING_CLEARED_LAPS laps ago, which is half of RING_LAPS, and two laps of so 
 number.  A ``tail`` is written behind the clearing of the flags up to there, in the same stream of
 copies, which every ring has for all of this, and ``limit`` moves only while that is empty: no
 producer gets room whose flags are still to be cleared.
+
+Rings of stamped slots (``MapSpec.stamped``) have no flags, and their producers need no fence, which
+would wait for all that the kernel has stored before.  Every word of a slot says by itself whether
+it is of this lap: the first by the stamp, the others by their lowest bit, which differs between a
+lap and the next; no lap leaves out a slot or one of its words.  Words of 8 bytes are written and
+copied whole, so a slot is there as soon as all of its words say so.  The agent looks at each and
+moves ``limit``; the reader puts the bits back.
+
+A producer takes a slot by one addition to ``head``, which says whether there was room when it came:
+the number of slots and the room left are one word.  One that found none looks at ``tail`` and gives
+the word the room that came, in one exchange that takes back all that was asked for in vain: whoever
+asked before saw no room, so no number that anybody has is given twice or left out.  Positions are
+those of groups: bytes, ``stamped_stride`` for each slot.
 """
 
 from __future__ import annotations
@@ -48,6 +61,7 @@ class RingTable:
     host_flags: int = 0
     device_flags: int = 0
     host_controls: int = 0
+    stamped: int = 0
 
 
 def ring_table(layout: ArenaLayout) -> tuple[RingTable, ...]:
@@ -68,4 +82,5 @@ def _ring_row(place: MapPlace, slots: int) -> RingTable:
         host_flags=place.host_flags,
         device_flags=place.ring_flags,
         host_controls=place.host_controls,
+        stamped=place.ring_stamped,
     )
