@@ -42,11 +42,13 @@ from egpu.maps.layout import (
     RING_GROUP_HEADER,
     RING_LAPS,
     RING_PAD_COUNT,
+    RING_ROOM,
     ArenaLayout,
     HashTable,
     copy_stride,
     hash_table,
     round_up,
+    stamped_stride,
 )
 from egpu.maps.planning import plan
 
@@ -85,6 +87,7 @@ __all__ = [
     "RING_GROUP_HEADER",
     "RING_LAPS",
     "RING_PAD_COUNT",
+    "RING_ROOM",
     "ArenaLayout",
     "HashTable",
     "copy_stride",
@@ -92,4 +95,5 @@ __all__ = [
     "initial_chunks",
     "plan",
     "round_up",
+    "stamped_stride",
 ]

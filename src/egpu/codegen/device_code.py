@@ -54,7 +54,8 @@ class RelocKind(enum.Enum):
     MAP_STRIDE = "__egpu_stride_"  # bytes between the copies of map i (per-SM maps, ring control)
     MAP_SPREAD = "__egpu_spread_"  # copies of map i per SM slot, a power of two (per-SM maps)
     RING_DATA = "__egpu_ring_data_"  # byte offset of map i's record memory in the arena it is in
-    RING_SIZE = "__egpu_ring_size_"  # bytes of ONE SM's ring of map i (a power of two)
+    RING_SIZE = "__egpu_ring_size_"  # bytes of ONE SM's ring of map i
+    RING_SLOTS = "__egpu_ring_slots_"  # stamped slots of ONE SM's ring of map i (a power of two)
     RING_FLAGS = "__egpu_ring_flags"  # ArenaLayout.flags_base, for rings in device memory
     LINE = "__egpu_line_"  # 8 bytes at byte offset i of the PTX instruction's text, zero past it
     SM_SLOTS = "__egpu_sm_slots"  # number of SM slots in this layout

@@ -46,16 +46,16 @@ def copy(call: Call, address: str, source: Place, size: int, *, align: int = 8) 
         step = next(width for width in (align, 8, 4, 2, 1) if width <= size - offset)
         target = body.pointer(body.add(address, offset))
         if step == 16:
-            words = [_piece(call, source, offset + at, 8) for at in (0, 8)]
+            words = [piece(call, source, offset + at, 8) for at in (0, 8)]
             first = body.value(f"insertelement {_PAIR} poison, i64 {words[0]}, i32 0")
             pair = body.value(f"insertelement {_PAIR} {first}, i64 {words[1]}, i32 1")
             body.store(_PAIR, pair, GLOBAL, target, 16)
         else:
-            body.store(f"i{8 * step}", _piece(call, source, offset, step), GLOBAL, target, step)
+            body.store(f"i{8 * step}", piece(call, source, offset, step), GLOBAL, target, step)
         offset += step
 
 
-def _piece(call: Call, source: Place, offset: int, size: int) -> str:
+def piece(call: Call, source: Place, offset: int, size: int) -> str:
     """The value of ``size`` bytes (1, 2, 4 or 8) at ``offset``."""
     pointer = source.pointer
     if offset:

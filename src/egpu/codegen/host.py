@@ -128,6 +128,8 @@ def _value(vp: VerifiedProgram, symbol: Relocation, arenas: HostArenas) -> int:
             return arenas.layout.flags_base
         case RelocKind.RING_SIZE:
             return places[index].ring_size
+        case RelocKind.RING_SLOTS:
+            return places[index].ring_slots
         case RelocKind.SM_SLOTS:
             return arenas.layout.sm_slots
         case _:

@@ -10,6 +10,7 @@ import re
 
 from egpu.codegen.library_memory import MEMORY_FUNCTIONS
 from egpu.codegen.library_ring import RING_FUNCTIONS
+from egpu.codegen.library_stamped import STAMPED_FUNCTIONS
 from egpu.codegen.primitives import ATTRIBUTES, DECLARATIONS, Together, primitives
 from egpu.codegen.targets import Machine
 
@@ -25,6 +26,7 @@ declare i1 @llvm.nvvm.isspacep.local(ptr)
 declare void @llvm.nvvm.exit()
 !0 = distinct !{!0, !1}
 !1 = !{!"llvm.loop.unroll.disable"}
+!2 = !{!"branch_weights", i32 1000, i32 1}
 """
 
 _SHUFFLE64 = f"""\
@@ -118,7 +120,7 @@ def _named(*texts: str) -> dict[str, str]:
 
 
 BODIES: dict[str, str] = _named(
-    _SHUFFLE64, *RING_FUNCTIONS, *MEMORY_FUNCTIONS, _THREAD_NUMBER, _PRANDOM
+    _SHUFFLE64, *RING_FUNCTIONS, *STAMPED_FUNCTIONS, *MEMORY_FUNCTIONS, _THREAD_NUMBER, _PRANDOM
 )
 
 _REFERENCE = re.compile(r"@(egpu\.[a-z_0-9]+)\(")

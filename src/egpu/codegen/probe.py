@@ -158,7 +158,7 @@ def _digest(
     # Chosen by a limit that is no part of the program.
     turns = budget and (budget.turns, sorted(budget.loops), sorted(budget.calls))
     parts = (release, _REVISION, target, manner, where, program.code, program.cookie, maps, turns)
-    on_device = tuple(spec.name for spec in program.maps if spec.on_device)
+    on_device = tuple((spec.name, spec.stamped) for spec in program.maps if spec.on_device)
     return hashlib.sha256(repr(parts + on_device).encode()).hexdigest()
 
 

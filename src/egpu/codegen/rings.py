@@ -17,6 +17,7 @@ from egpu.codegen.device_code import RelocKind
 from egpu.codegen.helper_call import Call, argument_place, copy, copy_run_time, is_straight
 from egpu.codegen.library_ring import BY_COMMIT, BY_FLAG, GROUP
 from egpu.codegen.scope import STATE_MAPS, Scope
+from egpu.codegen.stamped import write_slot
 from egpu.errors import InternalError
 
 # Linux's errno values as helpers give them (uapi/asm-generic/errno-base.h).
@@ -124,7 +125,8 @@ def ring_output(call: Call) -> str:
     unknown = body.compare("ugt", "i64", flags, str(_RING_FLAGS))
     wrong = body.binary("or", "i1", unknown, body.compare("eq", "i64", _size(call, 3), "0"))
     answer = body.select(wrong, "i64", str(_EINVAL), "0")
-    return _write(call, _ring(call), _Output(2, 3, answer, _E2BIG, _EAGAIN))
+    index, _ = call.scope.map_at(call.pc, 1)
+    return _write(call, index, _Output(2, 3, answer, _E2BIG, _EAGAIN))
 
 
 def perf_output(call: Call) -> str:
@@ -135,7 +137,7 @@ def perf_output(call: Call) -> str:
     if spec.type is MapType.GPU_RINGBUF:
         large = body.compare("ugt", "i64", _size(call, 5), str(spec.value_size))
         answer = body.select(large, "i64", str(_E2BIG), "0")
-        return _write(call, ring_at(scope, index), _Output(4, 5, answer, _E2BIG, GPU_RING_FULL))
+        return _write(call, index, _Output(4, 5, answer, _E2BIG, GPU_RING_FULL))
     flags = scope.get(3)
     cpu = body.binary("and", "i64", flags, str(BPF_F_CURRENT_CPU))
     current = body.compare("eq", "i64", cpu, str(BPF_F_CURRENT_CPU))
@@ -148,7 +150,7 @@ def perf_output(call: Call) -> str:
     high = body.binary("lshr", "i64", flags, "32")
     known = body.compare("eq", "i64", high, "0")
     answer = body.select(known, "i64", answer, str(_EINVAL))
-    return _write(call, ring_at(scope, index), _Output(4, 5, answer, _E2BIG, _ENOSPC))
+    return _write(call, index, _Output(4, 5, answer, _E2BIG, _ENOSPC))
 
 
 def _size(call: Call, register: int) -> str:
@@ -156,8 +158,30 @@ def _size(call: Call, register: int) -> str:
     return str(known) if known is not None else call.scope.get(register)
 
 
-def _write(call: Call, ring: Ring, output: _Output) -> str:
-    """Write a record, with the other lanes that do; what the helper gives."""
+def _write(call: Call, index: int, output: _Output) -> str:
+    """Write a record to this SM's ring of map ``index``; what the helper gives."""
+    if call.scope.unit.verified.program.maps[index].stamped:
+        return _write_alone(call, index, output)
+    return _write_together(call, ring_at(call.scope, index), output)
+
+
+def _write_alone(call: Call, index: int, output: _Output) -> str:
+    """The same into a stamped slot, which any record of the map fits."""
+    body = call.scope.body
+    result = body.variable(body.fresh("output"), "i64")
+    body.store("i64", output.wrong, "ptr", result, 8)
+    right, done = body.fresh("right"), body.fresh("done")
+    body.branch_if(body.compare("eq", "i64", output.wrong, "0"), right, done)
+    body.label(right)
+    written = write_slot(call, index, output.data)
+    body.store("i64", body.select(written, "i64", "0", str(output.full)), "ptr", result, 8)
+    body.branch(done)
+    body.label(done)
+    return body.load("i64", "ptr", result, 8)
+
+
+def _write_together(call: Call, ring: Ring, output: _Output) -> str:
+    """The same with the other lanes that do."""
     scope, body = call.scope, call.scope.body
     known = scope.operand(call.pc, output.size).value
     size = _size(call, output.size)

@@ -248,6 +248,11 @@ class MapPlace:
     host_controls: int = 0
     ring_stamped: int = 0  # bytes of a record, if the ring has stamped slots
 
+    @property
+    def ring_slots(self) -> int:
+        """Stamped slots of one SM's ring."""
+        return self.ring_size // stamped_stride(self.ring_stamped)
+
 
 @dataclass(frozen=True, slots=True)
 class HashTable:

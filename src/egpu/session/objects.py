@@ -72,6 +72,11 @@ class Collection:
             )
         )
 
+    def with_stamped(self, records: Mapping[int, int]) -> Collection:
+        """The same with rings of stamped slots: bytes of a record by the map's index."""
+        maps = (replace(spec, stamped=records.get(i, 0)) for i, spec in enumerate(self.maps))
+        return self.with_maps(tuple(maps))
+
     def with_maps(self, maps: tuple[MapSpec, ...]) -> Collection:
         """The same programs with other maps in the places of theirs."""
         programs = tuple(replace(program, maps=maps) for program in self.programs)

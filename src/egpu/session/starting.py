@@ -14,6 +14,7 @@ from egpu.session.objects import Collection, combine
 from egpu.session.options import Options, RingMemory
 from egpu.session.seconds import check_seconds
 from egpu.session.session import Session
+from egpu.session.stamping import stamped_maps
 from egpu.session.workload import IDLE_WAIT_S, Attachment, IdleWorkload, NewWorkload, Workload
 from egpu.verifier import Limits, Policy
 
@@ -88,6 +89,9 @@ def _open(workload: Workload, programs: Programs | Sequence[Programs], options: 
     limits = Limits(cost=options.cost_limit, lost_updates=options.lost_updates)
     policy = Policy.CONTROL if options.allow_control else Policy.PROBE
     verified = verify_all(collection.programs, policy, limits)
+    if options.rings is RingMemory.DEVICE and (stamped := stamped_maps(verified, collection.maps)):
+        collection = collection.with_stamped(stamped)
+        verified = verify_all(collection.programs, policy, limits)
     return Session(
         workload,
         verified,

@@ -143,6 +143,8 @@ def _value(
             return str(setting.layout.flags_base)
         case RelocKind.RING_SIZE:
             return str(_place(code, relocation, setting.layout).ring_size)
+        case RelocKind.RING_SLOTS:
+            return str(_place(code, relocation, setting.layout).ring_slots)
 
 
 def _place(code: DeviceCode, relocation: Relocation, layout: ArenaLayout) -> MapPlace:

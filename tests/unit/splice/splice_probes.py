@@ -15,6 +15,7 @@ LAYOUT = ArenaLayout(
             ring_data=65536,
             ring_size=16384,
             ring_readers=4096,
+            ring_stamped=24,
         ),
     ),
     device_size=65536,

@@ -32,6 +32,7 @@ def spliced(probe, parameters=PARAMETERS, body="ret;"):
         (RelocKind.MAP_STRIDE, 0, "mov.b64 %v, 128;"),
         (RelocKind.RING_DATA, 1, "mov.b64 %v, 65536;"),
         (RelocKind.RING_SIZE, 1, "mov.b64 %v, 16384;"),
+        (RelocKind.RING_SLOTS, 1, "mov.b64 %v, 512;"),
         (RelocKind.SM_SLOTS, 0, "mov.b64 %v, 132;"),
         (RelocKind.PARAM_SIZE, 0, "mov.b64 %v, 52;"),
         (RelocKind.PARAMETER, 0, "ld.param.u32 %v, [a+0];"),
