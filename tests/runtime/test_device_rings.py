@@ -99,6 +99,11 @@ def program(text, kind=AttachKind.ENTRY, level=Level.THREAD, size=1 << 20):
     return Object("made", (made,), (spec,))
 
 
+def warps(size=1 << 20):
+    """Records in stamped slots."""
+    return program(OUTPUT, AttachKind.EXIT, Level.WARP, size)
+
+
 class Taken:
     """Records of a session as they come."""
 
@@ -166,13 +171,14 @@ def all_of(argv, source, memory, *, reading=True, **more):
     "source",
     [
         program(OUTPUT),
-        program(OUTPUT, AttachKind.EXIT, Level.WARP),
+        warps(),
+        program(OUTPUT, AttachKind.ENTRY, Level.BLOCK),
         program(OUTPUT, AttachKind.EXIT),
         program(SIZES),
         program(RESERVE),
         program(RESERVE, level=Level.WARP),
     ],
-    ids=["output", "warps", "exits", "sizes", "reserve", "reserve-warps"],
+    ids=["output", "warps", "blocks", "exits", "sizes", "reserve", "reserve-warps"],
 )
 def test_records_are_those_of_rings_in_host_memory(source):
     argv = workload(launches=3)
@@ -181,7 +187,19 @@ def test_records_are_those_of_rings_in_host_memory(source):
     assert found.records == expected.records
     assert found.totals == expected.totals
     assert (same, found.totals.dropped, found.totals.holes) == (threads, 0, 0)
-    assert found.totals.received > 100
+    assert found.totals.received > 15
+
+
+def test_slots_that_nobody_reads_fill_up(tmp_path):
+    stepper, slots = Stepper(tmp_path), 4 * 128  # of four SMs
+    with session_of(stepper.argv, warps(4096), RingMemory.DEVICE) as (session, taken):
+        for _ in range(2):
+            stepper.do("first 100 128")
+        stepper.end(session)
+        taken.finish()
+    assert (taken.totals.received, taken.totals.holes) == (slots, 0)
+    assert taken.totals.dropped == 2 * 100 * 4 - slots
+    assert set(taken.records.values()) == {1}
 
 
 def test_rings_that_nobody_reads_fill_up_and_what_they_hold_comes_at_the_end():
@@ -193,14 +211,22 @@ def test_rings_that_nobody_reads_fill_up_and_what_they_hold_comes_at_the_end():
     assert found.totals.received + found.totals.dropped == threads
 
 
-@pytest.mark.parametrize("source", [program(OUTPUT, size=4096), program(RESERVE, size=4096)])
-def test_small_rings_go_round_many_times(tmp_path, source):
+@pytest.mark.parametrize(
+    ("source", "threads", "laps"),
+    [
+        (program(OUTPUT, size=4096), 7 * 33, 10),
+        (program(RESERVE, size=4096), 7 * 33, 10),
+        (warps(4096), 7 * 2, 5),
+    ],
+    ids=["output", "reserve", "warps"],
+)
+def test_small_rings_go_round_many_times(tmp_path, source, threads, laps):
     """As many launches as it takes: the slower it is read, the more finds no room."""
-    stepper, rounds, threads = Stepper(tmp_path), 0, 7 * 33
-    ten_laps = 10 * 4 * 4096  # of four SMs
+    stepper, rounds = Stepper(tmp_path), 0
+    enough = laps * 4 * 4096  # of four SMs
     end = time.monotonic() + PATIENCE
     with session_of(stepper.argv, source, RingMemory.DEVICE) as (session, taken):
-        while taken.records.total() * 24 <= ten_laps:
+        while taken.records.total() * 24 <= enough:
             assert time.monotonic() < end, f"{taken.records.total()} records of {rounds} launches"
             stepper.do("first 7 33")
             rounds += 1
@@ -211,7 +237,7 @@ def test_small_rings_go_round_many_times(tmp_path, source):
     totals = taken.totals
     assert totals.produced + totals.dropped == rounds * threads
     assert totals.holes == 0
-    assert totals.produced * 24 > ten_laps
+    assert totals.produced * 24 > enough
     assert set(taken.records.values()) == {1}
     for record in taken.records:
         launch, block, thread = (int.from_bytes(record[at : at + 8], "little") for at in (0, 8, 16))
@@ -219,9 +245,12 @@ def test_small_rings_go_round_many_times(tmp_path, source):
 
 
 @pytest.mark.parametrize("reading", [True, False])
-def test_a_workload_that_is_killed(tmp_path, reading):
+@pytest.mark.parametrize(
+    ("source", "records"), [(program(OUTPUT), 33), (warps(), 2)], ids=["output", "warps"]
+)
+def test_a_workload_that_is_killed(tmp_path, source, records, reading):
     """What had been copied by then is given out, and nothing else is made of the rest."""
-    stepper, source = Stepper(tmp_path), program(OUTPUT)
+    stepper = Stepper(tmp_path)
     with session_of(stepper.argv, source, RingMemory.DEVICE) as (session, taken):
         for _ in range(3):
             stepper.do("first 7 33")
@@ -233,15 +262,16 @@ def test_a_workload_that_is_killed(tmp_path, reading):
         assert session.wait() == -signal.SIGKILL
         stepper.close()
         taken.finish()
-    assert (taken.totals.received, taken.totals.holes) == (3 * 7 * 33, 0)
+    assert (taken.totals.received, taken.totals.holes) == (3 * 7 * records, 0)
     assert set(taken.records.values()) == {1}
 
 
-def test_every_context_has_rings_of_its_own(monkeypatch):
+@pytest.mark.parametrize("source", [program(OUTPUT), warps()], ids=["output", "warps"])
+def test_every_context_has_rings_of_its_own(monkeypatch, source):
     monkeypatch.setenv("EGPU_SIM_DEVICES", "3")
     argv = [sys.executable, TWO_DEVICES]
-    expected, threads = all_of(argv, program(OUTPUT), RingMemory.HOST)
-    found, same = all_of(argv, program(OUTPUT), RingMemory.DEVICE)
+    expected, threads = all_of(argv, source, RingMemory.HOST)
+    found, same = all_of(argv, source, RingMemory.DEVICE)
     assert (found.totals, same) == (expected.totals, threads)
     assert len({arena for arena, _ in found.last}) == 3
 

@@ -114,7 +114,7 @@ class Rings:
 
 
 def test_threads_take_each_slot_once():
-    """Several threads write while another reads and gives room: through a small ring, for many laps."""
+    """Several threads write while another reads and gives room: through a small ring."""
     program = program_from_code(assemble(SEND), "p", maps=(stamped(),))
     limits = Limits(cost=10**9)
     verified = verify(program, policy=Policy.EXECUTOR, memory_size=24, limits=limits)

@@ -69,12 +69,15 @@ def point(level=Level.WARP, kind=AttachKind.EXIT):
     return AttachPoint(kind, "*", level)
 
 
-def verified(body, maps=(RING,), points=(point(),)):
+LEAVING = (point(),)
+
+
+def verified(body, maps=(RING,), points=LEAVING):
     code = assemble(WORDS + body + END)
     return verify(program_from_code(code, "p", maps=maps, attach=points, license="GPL"))
 
 
-def stamped(*bodies, maps=(RING,), points=(point(),)):
+def stamped(*bodies, maps=(RING,), points=LEAVING):
     return stamped_maps([verified(body, maps, points) for body in bodies], maps)
 
 
@@ -86,7 +89,7 @@ def output(size, index=0):
 @pytest.mark.parametrize(
     "points",
     [
-        (point(),),
+        LEAVING,
         (point(kind=AttachKind.ENTRY),),
         (point(Level.BLOCK, AttachKind.ENTRY), point(Level.WARP)),
     ],
@@ -98,17 +101,17 @@ def test_whole_records_of_one_size(size, points):
 @pytest.mark.parametrize(
     ("bodies", "points"),
     [
-        ([output(20)], (point(),)),  # no whole words
-        ([output(264)], (point(),)),  # too many of them
-        ([output(16), output(24)], (point(),)),  # two sizes
-        ([output(16) + output(24)], (point(),)),
-        ([EITHER], (point(),)),
-        ([output(16) + QUERY], (point(),)),  # who asks for positions gets those of groups
-        ([output(24) + RESERVE], (point(),)),
-        ([RESERVE], (point(),)),
+        ([output(20)], LEAVING),  # no whole words
+        ([output(264)], LEAVING),  # too many of them
+        ([output(16), output(24)], LEAVING),  # two sizes
+        ([output(16) + output(24)], LEAVING),
+        ([EITHER], LEAVING),
+        ([output(16) + QUERY], LEAVING),  # who asks for positions gets those of groups
+        ([output(24) + RESERVE], LEAVING),
+        ([RESERVE], LEAVING),
         ([output(16)], (point(Level.THREAD),)),  # lanes of a warp write together
         ([output(16)], (point(), point(Level.THREAD))),
-        ([""], (point(),)),  # nobody writes
+        ([""], LEAVING),  # nobody writes
     ],
 )
 def test_everything_else_has_groups(bodies, points):
