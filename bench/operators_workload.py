@@ -13,7 +13,7 @@ import statistics
 import sys
 
 MISSING = 77
-LEAD_CYCLES = 600_000  # of the device's clock: meanwhile the host puts calls into the stream
+LEAD_CYCLES = 3_000_000  # of the device's clock: meanwhile the host puts calls into the stream
 
 
 def operators(torch):
