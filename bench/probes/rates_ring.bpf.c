@@ -2,12 +2,20 @@
 /* One ring record of 16, 32 or 64 bytes for each thread or warp of the kernels of bench/rings.cu. */
 #include "keys.h"
 
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 256 << 20); /* a launch fits, also where one SM gets twice its share */
-} ring SEC(".maps");
+#define RING(name, bytes)                           \
+	struct {                                    \
+		__uint(type, BPF_MAP_TYPE_RINGBUF); \
+		__uint(max_entries, bytes);         \
+	} name SEC(".maps")
 
-#define OUTPUT(level, kind, bytes)                                          \
+/* A launch fits, also where one SM gets more than its share.  Records of warps have maps of their
+ * own, each with records of one size: in device memory they get slots. */
+RING(ring, 256 << 20);
+RING(ring_16, 160 << 20);
+RING(ring_32, 160 << 20);
+RING(ring_64, 160 << 20);
+
+#define OUTPUT(level, kind, bytes, ring)                                    \
 	SEC("kprobe" level "/ring_" #kind "_" #bytes)                       \
 	int kind##_##bytes(struct egpu_ctx *c)                              \
 	{                                                                   \
@@ -17,12 +25,12 @@ struct {
 		return 0;                                                   \
 	}
 
-OUTPUT("", thread, 16)
-OUTPUT("", thread, 32)
-OUTPUT("", thread, 64)
-OUTPUT(".warp", warp, 16)
-OUTPUT(".warp", warp, 32)
-OUTPUT(".warp", warp, 64)
+OUTPUT("", thread, 16, ring)
+OUTPUT("", thread, 32, ring)
+OUTPUT("", thread, 64, ring)
+OUTPUT(".warp", warp, 16, ring_16)
+OUTPUT(".warp", warp, 32, ring_32)
+OUTPUT(".warp", warp, 64, ring_64)
 
 /* No grid is that large, but the verifier does not know it. */
 SEC("kprobe/ring_alone_16")
