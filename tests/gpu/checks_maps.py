@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Sequence
+from itertools import product
 
 from building import HERE, Built
 from map_totals import results_of, wrong_inner, wrong_per_thread, wrong_pushed, wrong_totals
@@ -118,11 +120,21 @@ def per_thread(built: Built) -> str:
 
 def rings_full(built: Built) -> str:
     """A record of each thread, far more than a ring has room for: received and dropped are all,
-    none is torn; in machine code and in PTX."""
+    none is torn; in host memory and in device memory."""
+    return _full(built, "full_ring", (api.RingMemory.HOST, api.RingMemory.DEVICE))
+
+
+def slots_full(built: Built) -> str:
+    """The same with a record of each warp that enters and that leaves, in slots."""
+    return _full(built, "full_slots", (api.RingMemory.DEVICE,))
+
+
+def _full(built: Built, name: str, memories: Sequence[api.RingMemory]) -> str:
+    """In machine code and in PTX."""
     done = []
-    for machine_code in (True, False):
-        options = api.Options(machine_code=machine_code, allow_occupancy_loss=True)
-        program = str(HERE / "probes" / "full_ring.bpf.o")
+    for memory, machine_code in product(memories, (True, False)):
+        options = api.Options(machine_code=machine_code, allow_occupancy_loss=True, rings=memory)
+        program = str(HERE / "probes" / f"{name}.bpf.o")
         records: list[tuple[int, ...]] = []
         with api.run([built.program("increments")], programs=program, options=options) as session:
             ring, end = session.maps["entries"], time.monotonic() + 60
@@ -130,15 +142,19 @@ def rings_full(built: Built) -> str:
                 records += ring
             require(session.wait(1) == 0, "increments failed")
             records += [*ring, *ring.finish()]
-            totals, counted = ring.totals(), session.maps["threads"][0]
+            totals, sent, lanes = (ring.totals(), *session.maps["threads"].values())
             rows = session.kernels()
             ways = {str(row.way.value) for row in session.explain() if row.probed}
         wanted = "SASS" if machine_code else "PTX"
         require(ways == {wanted}, f"probed as {ways}, not {wanted}")
         threads = sum(row.threads_probed for row in rows)
-        wrong = wrong_ring(records, totals, (counted, threads), full=True)
-        require(not wrong, f"{wanted}: " + "; ".join(wrong))
-        done.append(f"{wanted} {totals.received:,} received, {totals.dropped:,} dropped")
+        if name == "full_slots":  # at entry and at exit
+            require(lanes == 2 * threads, f"{wanted}: {lanes:,} lanes of {threads:,} threads")
+            threads = sent
+        wrong = wrong_ring(records, totals, (sent, threads), full=True)
+        require(not wrong, f"{wanted} {memory.value}: " + "; ".join(wrong))
+        what = f"{totals.received:,} received, {totals.dropped:,} dropped"
+        done.append(f"{wanted} {memory.value} {what}")
     return "; ".join(done)
 
 
@@ -151,4 +167,5 @@ CHECKS = (
     maps_of_maps,
     per_thread,
     rings_full,
+    slots_full,
 )

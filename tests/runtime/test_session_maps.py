@@ -59,6 +59,21 @@ def test_records_of_a_ring_at_full_rate(full):
     assert wrong_ring(records, totals, (counted, threads + 1), full=full)
 
 
+def test_slots_at_full_rate():
+    """The device check (checks_maps.slots_full) in small."""
+    program = ROOT / "tests" / "gpu" / "probes" / "full_slots.bpf.o"
+    options = api.Options(simulated=True, rings=api.RingMemory.DEVICE)
+    argv = [str(word) for word in workload(launches=1, size=300_000)]
+    with api.run(argv, programs=program, options=options) as session:
+        assert session.wait(PATIENCE) == 0
+        ring = session.maps["entries"]
+        records = [*ring, *ring.finish()]
+        threads = sum(row.threads_probed for row in session.kernels())
+        (sent, lanes), totals = session.maps["threads"].values(), ring.totals()
+    assert wrong_ring(records, totals, (sent, sent), full=True) == []
+    assert lanes == 2 * threads
+
+
 def test_evictions_with_room_left_are_seen():
     """What the check of device runs would say of a map that gave up an entry too early."""
     rows = [{"key": key, "value": 2} for key in range(1000)]
