@@ -12,34 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from egpu.bpf.btf import BtfKind
 from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError
-from egpu.maps.layout import (
-    READER_STRIDE,
-    RING_DISCARD,
-    RING_FLAG_LAP,
-    RING_FLAG_SECOND,
-    RING_FLAG_SIZE,
-    RING_FLAG_SPAN,
-    RING_GROUP_HEADER,
-    RING_LAPS,
-    RING_PAD_COUNT,
-    RING_READER,
-    ArenaLayout,
-    MapPlace,
-    round_up,
-)
+from egpu.maps.groups import Groups
+from egpu.maps.layout import READER_STRIDE, RING_READER, ArenaLayout, MapPlace, round_up
 from egpu.maps.memory import HostArena, RingControl, fence
 from egpu.maps.taking import Taker, native_reader
 
-_RUN_LIMIT = 1 << 19  # bytes taken at once, so that a producer gets its room back early
 _NO_LIMIT = (1 << 64) - 1
-_FIRST_LOOK = 32  # groups looked at before it is known that there are many
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +89,7 @@ class RingReader:
         self._position = array("Q", (int(arena.words[self._reader_word(slot)]) for slot in slots))
         library = native_reader()
         self._taker = None if library is None else Taker(library, place, self._position)
+        self._form = Groups(arena, place)
         self._received = 0
         self._discarded = 0
         self._holes = 0
@@ -173,10 +156,7 @@ class RingReader:
                 out.extend(self._drain(slot, slot + 1))
                 if self._position[slot] >= control.head:
                     break
-                if self._place.ring_device:
-                    self._skip_unflagged(slot, control.head)
-                else:
-                    self._skip_torn(slot, control.head)
+                self._skip(slot, control.head)
         known = self._received + self._discarded
         # A snapshot taken before the end counts fewer than were received: a lower bound.
         self._produced = max(sum(control.produced for control in controls), known)
@@ -214,145 +194,35 @@ class RingReader:
     def _drain_slot(self, slot: int) -> Iterator[Batch]:
         while True:
             start, limit = self._position[slot], self._limit(slot)
-            if start >= limit:
+            run = self._form.run(slot, start, limit) if start < limit else None
+            if run is None:
                 return
-            commit, size, count = self._header(slot, start)
-            step = self._step(start, size, count)
-            if commit & ~RING_DISCARD != start + 1 or not step:
-                return
-            if commit & RING_DISCARD:
-                self._advance(slot, start + step)
-                self._discarded += 0 if count == RING_PAD_COUNT else count
-            elif count == RING_PAD_COUNT:
-                self._advance(slot, start + step)
-            else:
-                groups = self._same_groups(slot, start, size | count << 32, step, limit)
-                wanted = count * round_up(size, 8)
-                payload = self._payload(slot, start, step, groups=groups, wanted=wanted)
-                self._advance(slot, start + groups * step)
-                self._received += groups * count
-                yield Batch(slot, size, groups * count, payload)
-
-    def _header(self, slot: int, position: int) -> tuple[int, int, int]:
-        """(commit, size, count) of the group at ``position``; the commit is read first."""
-        words, base = self._arena.words, self._address(slot, position) // 8
-        commit = int(words[base + 1])
-        fence()
-        first = int(words[base])
-        return commit, first & 0xFFFFFFFF, first >> 32
-
-    def _address(self, slot: int, position: int) -> int:
-        size = self._place.ring_size
-        return self._place.ring_data + slot * size + position % size
-
-    def _step(self, position: int, size: int, count: int) -> int:
-        """Bytes of a group, 0 if its size and count are impossible or not there yet."""
-        room = self._place.ring_size - position % self._place.ring_size
-        if count == RING_PAD_COUNT:
-            return room
-        step = round_up(RING_GROUP_HEADER + count * round_up(size, 8), 16)
-        return step if size and count and step <= room else 0
-
-    def _same_groups(self, slot: int, start: int, header: int, step: int, end: int) -> int:
-        """How many published groups with this word of size and count lie one after the other before
-        ``end``, at least 1."""
-        ring = self._place.ring_size
-        limit = min(ring - start % ring, max(_RUN_LIMIT, step), end - start) // step
-        base, width = self._address(slot, start) // 8, step // 8
-        first = np.uint64(header)
-        look = min(limit, _FIRST_LOOK)
-        while True:
-            rows = self._arena.words[base : base + look * width].reshape(look, width)
-            wanted = np.arange(start + 1, start + 1 + look * step, step, dtype=np.uint64)
-            # Unpublished room is cleared, so a header that is read half-written matches nothing.
-            good = (rows[:, 1] == wanted) & (rows[:, 0] == first)
-            if not good.all():
-                return max(1, int(np.argmin(good)))
-            if look == limit:
-                return limit
-            look = min(limit, look * 16)
-
-    def _payload(self, slot: int, start: int, step: int, *, groups: int, wanted: int) -> bytes:
-        """``wanted`` bytes after the header of each of ``groups`` groups ``step`` bytes apart."""
-        fence()
-        base, width = self._address(slot, start) // 8, step // 8
-        rows = self._arena.words[base : base + groups * width].reshape(groups, width)
-        header = RING_GROUP_HEADER // 8
-        return rows[:, header : header + wanted // 8].tobytes()  # by words, which is much faster
+            self._advance(slot, run.end)
+            self._received += run.count
+            self._discarded += run.discarded
+            if run.count:
+                yield Batch(slot, run.size, run.count, run.payload)
 
     def _advance(self, slot: int, position: int) -> None:
-        """Clear what was read, then free it.
-
-        Cleared room means that a commit word is 0 until its own group is published, whatever the
-        records of an earlier lap held.
-        """
-        start = self._position[slot]
-        base = self._address(slot, start) // 8
-        self._arena.words[base : base + (position - start) // 8] = 0
+        """Free what was read."""
+        self._form.clear(slot, self._position[slot], position)
         fence()
         self._arena.words[self._reader_word(slot)] = position
         self._position[slot] = position
 
-    def _skip_torn(self, slot: int, head: int) -> None:
-        """Go to the next published group below ``head``, else to ``head``.
+    def _skip(self, slot: int, head: int) -> None:
+        """Go to what is published next below ``head``, else to ``head``.
 
-        The size of an unpublished group is unknown, but a commit word names its own position, which
-        no earlier lap had, so the next group is the next place where it fits.
-        """
-        start, ring = self._position[slot], self._place.ring_size
-        head = min(head, start + ring)
-        for low, high in _pieces(start + 16, head, ring):
-            base = self._address(slot, low) // 8
-            words: NDArray[np.uint64] = self._arena.words[base : base + (high - low) // 8]
-            commits = words[1::2] & np.uint64(RING_DISCARD - 1)
-            found = np.flatnonzero(commits == np.arange(low + 1, high + 1, 16, dtype=np.uint64))
-            if len(found):
-                head = low + 16 * int(found[0])
-                break
-        for _, high in list(_pieces(start, head, ring)):
-            self._advance(slot, high)
-
-    def _skip_unflagged(self, slot: int, head: int) -> None:
-        """The same in a ring in device memory, whose flags name the published groups that were
-        copied: the reader may look at those that follow each other from the next one on."""
-        start, ring = self._position[slot], self._place.ring_size
-        copied = int(self._arena.words[self._reader_word(slot, "copied")])
-        flagged = self._flagged(slot, start, min(copied, head, start + ring))
-        headers = {at: self._header(slot, at) for at in flagged}
-        steps = {
-            at: step
-            for at, (_, size, count) in headers.items()
-            if (step := self._step(at, size, count))
-        }
-        at = next((at for at, step in steps.items() if at + step <= copied), head)
-        for _, high in list(_pieces(start, at, ring)):
-            self._advance(slot, high)
-        while at in steps and at + steps[at] <= copied:
-            at += steps[at]
-        self._arena.words[self._reader_word(slot, "limit")] = at
-
-    def _flagged(self, slot: int, start: int, end: int) -> list[int]:
-        """The positions from ``start`` to before ``end`` of groups with flags of their lap."""
-        ring = self._place.ring_size
-        count = ring // RING_FLAG_SPAN
-        first = self._place.host_flags + slot * count * RING_FLAG_SIZE
-        flags = self._arena.bytes[first : first + count * RING_FLAG_SIZE].view(np.uint16)
-        spans = np.arange(start // RING_FLAG_SPAN, -(-max(start, end) // RING_FLAG_SPAN))
-        found = flags[spans % count]
-        spans, found = spans[found != 0], found[found != 0]
-        laps = spans * RING_FLAG_SPAN // ring % RING_LAPS
-        mine = found >> RING_FLAG_LAP == laps
-        second = (found[mine] & RING_FLAG_SECOND) // RING_FLAG_SECOND
-        places = spans[mine] * RING_FLAG_SPAN + second * (RING_FLAG_SPAN // 2)
-        return [int(place) for place in places if start <= place < end]
-
-
-def _pieces(start: int, end: int, ring: int) -> Iterator[tuple[int, int]]:
-    """``start`` to ``end`` cut at the ring's end."""
-    while start < end:
-        high = min(end, start - start % ring + ring)
-        yield start, high
-        start = high
+        In a ring in device memory, of what was copied; the reader may look at it as far as nothing
+        is missing."""
+        start = self._position[slot]
+        end = head = min(head, start + self._place.ring_size)
+        if self._place.ring_device:
+            end = min(end, int(self._arena.words[self._reader_word(slot, "copied")]))
+        first, last = self._form.published(slot, start, end) or (head, head)
+        self._advance(slot, first)
+        if self._place.ring_device:
+            self._arena.words[self._reader_word(slot, "limit")] = last
 
 
 def _record_type(spec: MapSpec, type_name: str) -> int:
