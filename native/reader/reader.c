@@ -13,6 +13,7 @@ struct egpu_rings {
     unsigned char *out;
     uint64_t ring_size, out_size;
     uint64_t limited; /* not 0: no further than the readers' limits */
+    uint64_t stamped; /* not 0: rings of stamped slots, with records of so many bytes */
 };
 
 /* Records of one size that were next to each other. */
@@ -94,17 +95,29 @@ static void take(const struct egpu_rings *rings, struct egpu_taken *taken, const
     taken->bytes += bytes;
 }
 
+/* What was read is free from here on. */
+static void free_room(const struct egpu_rings *rings, uint64_t slot, uint64_t position)
+{
+    unsigned char *reader = rings->readers + slot * EGPU_READER_STRIDE;
+    rings->positions[slot] = position;
+    atomic_store_explicit(word(reader + EGPU_RING_READER_AT_POSITION), position,
+                          memory_order_release);
+}
+
+static uint64_t limit_of(const struct egpu_rings *rings, uint64_t slot)
+{
+    unsigned char *reader = rings->readers + slot * EGPU_READER_STRIDE;
+    return atomic_load_explicit(word(reader + EGPU_RING_READER_AT_LIMIT), memory_order_acquire);
+}
+
 /* Whether something is there that cannot be put beside what was taken. */
 static bool take_slot(const struct egpu_rings *rings, struct egpu_taken *taken)
 {
     unsigned char *ring = rings->data + taken->slot * rings->ring_size;
-    unsigned char *reader = rings->readers + taken->slot * EGPU_READER_STRIDE;
     uint64_t start = rings->positions[taken->slot], position = start;
-    uint64_t limit = UINT64_MAX;
+    uint64_t limit = rings->limited ? limit_of(rings, taken->slot) : UINT64_MAX;
     struct group group = {0};
 
-    if (rings->limited)
-        limit = atomic_load_explicit(word(reader + EGPU_RING_READER_AT_LIMIT), memory_order_acquire);
     while (position < limit && (group = look(ring, rings->ring_size, position)).step != 0) {
         if (group.given && !fits(rings, taken, &group))
             break;
@@ -117,21 +130,60 @@ static bool take_slot(const struct egpu_rings *rings, struct egpu_taken *taken)
         position += group.step;
         group.step = 0;
     }
-    if (position != start) { /* cleared room is free from here on */
-        rings->positions[taken->slot] = position;
-        atomic_store_explicit(word(reader + EGPU_RING_READER_AT_POSITION), position,
-                              memory_order_release);
-    }
+    if (position != start)
+        free_room(rings, taken->slot, position);
     return group.step != 0;
+}
+
+/* Records of slots, one after the other, with their lowest bits. */
+static void put_slots(unsigned char *to, const unsigned char *from, uint64_t count, uint64_t stride,
+                      uint64_t words)
+{
+    for (; count > 0; count--, from += stride) {
+        const uint64_t *slot = (const void *)from;
+        for (uint64_t i = 0; i < words; i++, to += WORD) {
+            uint64_t value = (slot[1 + i] & ~1ull) | (slot[0] >> i & 1);
+            memcpy(to, &value, WORD);
+        }
+    }
+}
+
+/* Takes records of stamped slots, as many as `out` has room for: those up to the limit are whole.  Nothing
+ * is cleared: what is written there next tells itself from this. */
+static void take_stamped(const struct egpu_rings *rings, struct egpu_taken *taken)
+{
+    const unsigned char *ring = rings->data + taken->slot * rings->ring_size;
+    uint64_t size = rings->stamped, stride = (EGPU_RING_STAMP + size + 15) & ~15ull;
+    uint64_t position = rings->positions[taken->slot], limit = limit_of(rings, taken->slot);
+    uint64_t count = limit > position ? (limit - position) / stride : 0;
+    uint64_t room = (rings->out_size - taken->bytes) / size;
+
+    count = count < room ? count : room;
+    while (count > 0) {
+        uint64_t at = position % rings->ring_size, run = (rings->ring_size - at) / stride;
+        run = run < count ? run : count;
+        put_slots(rings->out + taken->bytes, ring + at, run, stride, size / WORD);
+        taken->size = size;
+        taken->count += run;
+        taken->bytes += run * size;
+        position += run * stride;
+        count -= run;
+    }
+    if (position != rings->positions[taken->slot])
+        free_room(rings, taken->slot, position);
 }
 
 /* Takes records of the first slot from taken->slot to before `end` that has some; taken->slot is
  * `end` if none has.  taken->count is 0 before that if a group is larger than `out`. */
-__attribute__((visibility("default"))) void egpu_rings_read(const struct egpu_rings *rings,
+__attribute__((visibility("default"))) void egpu_rings_take(const struct egpu_rings *rings,
                                                             uint64_t end, struct egpu_taken *taken)
 {
     for (; taken->slot < end; taken->slot++) {
-        bool more = take_slot(rings, taken);
+        bool more = false;
+        if (rings->stamped)
+            take_stamped(rings, taken);
+        else
+            more = take_slot(rings, taken);
         if (more || taken->count != 0)
             return;
     }

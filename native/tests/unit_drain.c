@@ -326,7 +326,7 @@ static void read_some(void)
     struct egpu_taken taken = {0};
     for (;;) {
         taken.count = taken.bytes = taken.discarded = 0;
-        egpu_rings_read(&from, SLOTS, &taken);
+        egpu_rings_take(&from, SLOTS, &taken);
         discarded += taken.discarded;
         if (taken.slot == SLOTS)
             return;

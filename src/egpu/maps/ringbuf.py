@@ -19,6 +19,7 @@ from egpu.errors import InputError
 from egpu.maps.groups import Groups
 from egpu.maps.layout import READER_STRIDE, RING_READER, ArenaLayout, MapPlace, round_up
 from egpu.maps.memory import HostArena, RingControl, fence
+from egpu.maps.stamped import Slots
 from egpu.maps.taking import Taker, native_reader
 
 _NO_LIMIT = (1 << 64) - 1
@@ -89,7 +90,7 @@ class RingReader:
         self._position = array("Q", (int(arena.words[self._reader_word(slot)]) for slot in slots))
         library = native_reader()
         self._taker = None if library is None else Taker(library, place, self._position)
-        self._form = Groups(arena, place)
+        self._form = (Slots if place.ring_stamped else Groups)(arena, place)
         self._received = 0
         self._discarded = 0
         self._holes = 0

@@ -28,6 +28,7 @@ class _Rings(ctypes.Structure):
         ("ring_size", ctypes.c_uint64),
         ("out_size", ctypes.c_uint64),
         ("limited", ctypes.c_uint64),
+        ("stamped", ctypes.c_uint64),
     )
 
 
@@ -51,7 +52,7 @@ def native_reader() -> ctypes.CDLL | None:
     path = Path(__file__).resolve().parents[1] / "_native" / LIBRARY_NAME
     try:
         library = ctypes.CDLL(str(path))
-        take = library.egpu_rings_read
+        take = library.egpu_rings_take
     except (OSError, AttributeError):
         return None
     take.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p)
@@ -63,7 +64,7 @@ class Taker:
     """Takes records of one map; ``positions`` are the reader's, which it moves."""
 
     def __init__(self, library: ctypes.CDLL, place: MapPlace, positions: array[int]) -> None:
-        self._take: Any = library.egpu_rings_read
+        self._take: Any = library.egpu_rings_take
         self._place = place
         self._positions = positions  # the library writes there
         self._rings = _Rings(
@@ -71,6 +72,7 @@ class Taker:
             ring_size=place.ring_size,
             out_size=_AT_ONCE,
             limited=int(place.ring_device != 0),
+            stamped=place.ring_stamped,
         )
         self._taken = Taken()
         self._at = ctypes.addressof(self._rings), ctypes.addressof(self._taken)

@@ -60,3 +60,81 @@ class Producer:
         self.tail = int(
             self.arena.words[(self.place.ring_readers + self.slot * L.READER_STRIDE) // 8]
         )
+
+
+class SlotProducer:
+    """Takes and writes stamped slots in one SM's ring in device memory, word by word in any order;
+    ``rng`` makes the records."""
+
+    def __init__(self, device, place, slot, rng, number=0):
+        self.device, self.place, self.slot, self.rng = device, place, slot, rng
+        self.stride = L.round_up(8 + place.ring_stamped, 16)
+        self.slots = place.ring_size // self.stride
+        self.records = {}  # by number, as words
+        self.dropped = 0
+        self.control = (place.offset + slot * place.stride) // 8
+        self.device.words[self.control] = number
+        self.device.words[self.control + 1] = number * self.stride
+
+    @property
+    def head(self):
+        """(slots asked for, room)"""
+        word = int(self.device.words[self.control])
+        room = word >> 40
+        return word & ((1 << 40) - 1), room - (1 << 24) if room >> 23 else room
+
+    @property
+    def taken(self):
+        asked, room = self.head
+        return asked + min(room, 0)
+
+    def put_head(self, asked, room):
+        self.device.words[self.control] = asked | room % (1 << 24) << 40
+
+    def take(self, count):
+        """Numbers of ``count`` slots or fewer; those for which there is no room are asked for in
+        vain."""
+        asked, room = self.head
+        self.put_head(asked + count, room - count)
+        numbers = range(asked, asked + min(count, max(room, 0)))
+        self.dropped += count - len(numbers)
+        self.device.words[self.control + 2] = self.dropped
+        for number in numbers:
+            words = self.place.ring_stamped // 8
+            self.records[number] = [self.rng.getrandbits(64) for _ in range(words)]
+        return list(numbers)
+
+    def give_room(self):
+        """What a producer does who finds none, if the tail says that there is some."""
+        if self.head[1] <= 0:
+            tail = int(self.device.words[self.control + 1])
+            self.put_head(self.taken, tail // self.stride + self.slots - self.taken)
+
+    def content(self, number):
+        """The words of slot ``number``, without what rounds it up."""
+        record = self.records[number]
+        bits = sum((word & 1) << at for at, word in enumerate(record))
+        lap = 1 if number // self.slots % 2 == 0 else 0
+        stamp = (number + 1) % (1 << 32)
+        return [stamp << 32 | bits, *(word & ~1 | lap for word in record)]
+
+    def at(self, number, data):
+        """Index of the slot's first word, in rings that begin at byte ``data``."""
+        place = self.slot * self.place.ring_size + number % self.slots * self.stride
+        return (data + place) // 8
+
+    def write(self, number, which=None):
+        """All words of a slot, or those numbered ``which``."""
+        content = self.content(number)
+        for word in range(len(content)) if which is None else which:
+            self.device.words[self.at(number, self.place.ring_device) + word] = content[word]
+
+    def send(self, count):
+        """Whole slots."""
+        numbers = self.take(count)
+        for number in numbers:
+            self.write(number)
+        return numbers
+
+    def record(self, number):
+        return b"".join(word.to_bytes(8, "little") for word in self.records[number])

@@ -44,7 +44,8 @@ def test_maps_lie_where_they_would_without_them():
 
 def test_nothing_overlaps():
     large = MapSpec("more", MapType.RINGBUF, 0, 0, 1 << 20, on_device=True)
-    layout = plan_maps([SPEC, HOST, ARRAY, large], 5)
+    stamped = [replace(SPEC, name=f"s{size}", stamped=size) for size in (8, 40, 256)]
+    layout = plan_maps([SPEC, *stamped, HOST, ARRAY, large], 5)
     host, device = [(0, L.HOST_CONTROL_SIZE)], [(0, layout.device_size)]
     for place in layout.places:
         if not place.ring_size:
@@ -58,6 +59,7 @@ def test_nothing_overlaps():
                 (place.host_controls, 5 * 128 + L.ring_zeros(place)),
             ]
             assert place.ring_device % 16 == place.host_controls % 8 == 0
+            assert place.ring_flags % 8 == place.host_flags % 8 == 0
     host += [(layout.commands, L.COMMAND_SIZE), (layout.snapshot, layout.device_size)]
     for parts, end in ((host, layout.host_size), (device, layout.device_bytes)):
         starts = sorted(parts)
@@ -77,10 +79,12 @@ def test_flags_are_found_by_the_address_of_a_group(address):
 
 
 def test_the_agent_is_told_of_them():
-    layout = plan_maps([HOST, SPEC], SLOTS)
-    plain, ring = ring_table(layout)
+    layout = plan_maps([HOST, SPEC, replace(SPEC, stamped=40)], SLOTS)
+    plain, ring, stamped = ring_table(layout)
     place = layout.places[1]
     assert (plain.ring_size, plain.device_data, plain.host_flags) == (0, 0, 0)
+    assert (plain.stamped, ring.stamped, stamped.stamped) == (0, 0, 40)
+    assert stamped.ring_size == 128 * L.stamped_stride(40) == 128 * 48
     assert (ring.ring_size, ring.host_data, ring.device_data) == (
         place.ring_size,
         place.ring_data,
