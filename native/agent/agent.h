@@ -296,7 +296,8 @@ void egpu_enable_all(uint32_t enabled);
 void egpu_commands(struct arena *arena);
 void egpu_arena_close(struct arena *arena, bool context_alive);
 
-/* drain.c */
+/* drain.c, flags.c, stamped.c */
+bool egpu_ring_fits(const struct egpu_ring *map);
 uint64_t egpu_ring_zeros(const struct egpu_ring *map);
 const char *egpu_drain_begin(struct arena *arena);
 void egpu_drain_turn(struct arena *arena);

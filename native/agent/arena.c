@@ -151,8 +151,7 @@ static bool records_fit(const struct arena *arena, const struct egpu_ring *r)
     uint64_t records = r->count * r->ring_size, device = arena->device_size + arena->device_rings;
     if (r->ring_size == 0)
         return true;
-    return r->ring_size >= EGPU_RING_CONTROL_SIZE && r->ring_size <= 1 << 30 &&
-           (r->ring_size & (r->ring_size - 1)) == 0 &&
+    return egpu_ring_fits(r) &&
            r->host_stride >= EGPU_READER_STRIDE && r->device_stride == EGPU_RING_CONTROL_SIZE &&
            r->device_offset >= EGPU_RING_CONTROL_AT_TAIL &&
            inside(r->host_data, records, arena->host_size) &&

@@ -89,12 +89,14 @@ static bool copy_heads(struct arena *arena, struct lane *lane)
     return true;
 }
 
-/* The ring's claimed room that is not drained: no more than a ring, and than the reader has left. */
+/* Up to where the ring's room is claimed: no more than a ring, and than the reader has left. */
 static uint64_t claimed(const struct arena *arena, const struct ring *ring)
 {
     uint64_t head, at = ring->slot * EGPU_RING_CONTROL_SIZE + EGPU_RING_CONTROL_AT_HEAD;
-    memcpy(&head, arena->host + ring->map->host_controls + at, sizeof head);
     uint64_t most = reader(arena, ring) + ring->map->ring_size;
+    memcpy(&head, arena->host + ring->map->host_controls + at, sizeof head);
+    if (ring->map->stamped != 0)
+        head = egpu_slots_taken(ring->map, head);
     return (head < most ? head : most) / GRANULE * GRANULE;
 }
 
@@ -120,11 +122,13 @@ static bool look_at_heads(struct arena *arena, struct lane *lane)
     return any;
 }
 
-/* What was claimed: the flags before the records, which are then as new as the flags at least. */
+/* What was claimed: the flags before the records, which are then as new as the flags at least.  Stamped
+ * slots have none: each of their words says by itself how new it is. */
 static bool copy_records(struct arena *arena, struct lane *lane)
 {
     EACH_PART(arena, lane, part)
-        egpu_upload_flags(arena, &part);
+        if (part.map->stamped == 0)
+            egpu_upload_flags(arena, &part);
     if (!egpu_upload(arena, lane->stream))
         return false;
     EACH_PART(arena, lane, part)
@@ -132,16 +136,18 @@ static bool copy_records(struct arena *arena, struct lane *lane)
     return egpu_upload(arena, lane->stream);
 }
 
-/* Up to where the ring's groups are published, from where they were drained. */
+/* Up to where the ring's groups are published, or its slots are whole, from where they were drained. */
 static bool walk(struct arena *arena, struct lane *lane, const struct ring *ring, uint64_t end)
 {
     uint64_t *drained = &arena->draining.drained[ring->number], from, to;
+    bool stamped = ring->map->stamped != 0;
     do {
         from = *drained;
         to = piece(ring, from, end);
-        *drained = egpu_published(arena, ring, from, to);
-        bool last = from / ring->map->ring_size % EGPU_RING_CLEARED_LAPS ==
-                    EGPU_RING_CLEARED_LAPS - 1;
+        *drained = stamped ? egpu_slots_whole(arena, ring, from, to)
+                           : egpu_published(arena, ring, from, to);
+        bool last = !stamped && from / ring->map->ring_size % EGPU_RING_CLEARED_LAPS ==
+                                    EGPU_RING_CLEARED_LAPS - 1;
         if (last && !egpu_flags_clear(arena, lane, ring, from, *drained))
             return false;
     } while (*drained == to && to < end);

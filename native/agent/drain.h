@@ -1,4 +1,4 @@
-/* Rings in device memory, as drain.c, flags.c and upload.c see them. */
+/* Rings in device memory, as drain.c, flags.c, stamped.c and upload.c see them. */
 #ifndef EGPU_DRAIN_H
 #define EGPU_DRAIN_H
 
@@ -66,6 +66,11 @@ uint64_t egpu_published(const struct arena *arena, const struct ring *ring, uint
                         uint64_t end);
 bool egpu_flags_clear(struct arena *arena, struct lane *lane, const struct ring *ring,
                       uint64_t position, uint64_t end);
+
+/* stamped.c */
+uint64_t egpu_slots_taken(const struct egpu_ring *map, uint64_t head);
+uint64_t egpu_slots_whole(const struct arena *arena, const struct ring *ring, uint64_t position,
+                          uint64_t end);
 
 /* upload.c */
 bool egpu_upload_begin(struct arena *arena, uint64_t rings);

@@ -3,22 +3,26 @@
  *
  *     agent_unit_drain SEED STEPS FAIL     copies fail from the FAILth on (0: none does)
  *
+ * Producers of maps with stamped slots are in unit_drain_slots.c.
+ *
  * With an even SEED groups begin at the same places in all laps but one of EGPU_RING_LAPS: a flag from
  * then, which is not written again, must not pass for one of the lap with the same number.
  *
  * Prints laps of the ring that went round least, groups found behind limits, records produced, received,
- * discarded and dropped; exits with 1 at the first record that is not what was written, or out of order,
- * or missing. */
+ * discarded and dropped; the same of stamped slots, none of which is discarded; exits with 1 at the first
+ * record that is not what was written, or out of order, or missing. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../agent/agent.h"
 #include "../reader/reader.c"
+#include "unit_drain.h"
 
-enum { SLOTS = 3, RING = 512, FLIGHT = 4, QUEUE = 256, WORDS = 10, MAPS = 2, STREAMS = EGPU_LANES };
-enum { READERS = 4096, MAP_DEVICE = SLOTS * RING, MAP_FLAGS = MAP_DEVICE / EGPU_RING_GRANULE };
-enum { CONTROLS = SLOTS * EGPU_RING_CONTROL_SIZE, ZEROS = RING / EGPU_RING_GRANULE, DEVICE = 4096, HOST_RINGS = 8192 };
+/* RING: bytes of a ring of groups, which ROOM is enough for as for one of slots. */
+enum { RING = 512, ROOM = 4096, FLIGHT = 4, QUEUE = 256, WORDS = 10, STREAMS = EGPU_LANES };
+enum { READERS = 4096, MAP_DEVICE = SLOTS * ROOM, MAP_FLAGS = MAP_DEVICE / EGPU_RING_GRANULE };
+enum { CONTROLS = SLOTS * EGPU_RING_CONTROL_SIZE, ZEROS = RING / EGPU_RING_GRANULE };
+enum { DEVICE = 4096, HOST_RINGS = 8192, DEVICE_END = DEVICE + MAPS * (MAP_DEVICE + MAP_FLAGS) };
 
 /* A group that a producer writes; words of all its records, written in order. */
 struct flight {
@@ -37,10 +41,11 @@ struct job {
     uint64_t size, unit, done, start, step, to_pitch, from_pitch;
 };
 
-static unsigned char device[DEVICE + MAPS * (MAP_DEVICE + MAP_FLAGS)];
-static unsigned char host[HOST_RINGS + MAPS * (MAP_DEVICE + MAP_FLAGS + CONTROLS + ZEROS)];
-static struct egpu_ring rings[MAPS];
-static struct producer producers[MAPS][SLOTS];
+_Alignas(16) unsigned char device[DEVICE_END];
+_Alignas(16) unsigned char host[HOST_RINGS + MAPS * (MAP_DEVICE + MAP_FLAGS + CONTROLS + ZEROS)];
+struct egpu_ring rings[MAPS];
+static uint64_t read_to[MAPS][SLOTS];
+static struct producer producers[GROUPS][SLOTS];
 static struct stream {
     struct job queue[QUEUE];
     unsigned first, jobs;
@@ -51,7 +56,7 @@ static bool regular;
 static enum { MANY_TAKEN, MANY_ABSENT, MANY_REFUSED } many;
 static bool said;
 
-static uint64_t random_below(uint64_t limit)
+uint64_t random_below(uint64_t limit)
 {
     state ^= state << 13;
     state ^= state >> 7;
@@ -59,7 +64,7 @@ static uint64_t random_below(uint64_t limit)
     return (state >> 11) % limit;
 }
 
-static void bad(const char *what)
+void bad(const char *what)
 {
     printf("%s\n", what);
     exit(1);
@@ -99,8 +104,17 @@ static void pump(struct stream *stream, uint64_t units)
     }
 }
 
+/* Rings of slots have no flags: theirs are said to be where nothing is. */
+static void check_place(CUdeviceptr place, size_t size)
+{
+    CUdeviceptr begin = (CUdeviceptr)(uintptr_t)device;
+    if (place < begin || size > DEVICE_END || place - begin > DEVICE_END - size)
+        bad("a copy of what is not on the device");
+}
+
 static CUresult copy_out(void *to, CUdeviceptr from, size_t size, CUstream stream)
 {
+    check_place(from, size);
     uint64_t unit = (size | (uintptr_t)to | from) % 8 == 0 ? 8 : EGPU_RING_FLAG_SIZE;
     return add(stream, (struct job){.to = to, .from = (unsigned char *)(uintptr_t)from, .size = size,
                                     .unit = unit, .to_pitch = unit, .from_pitch = unit});
@@ -134,6 +148,7 @@ static CUresult copy_words(const CUDA_MEMCPY2D_v2 *copy, CUstream stream)
 
 static CUresult copy_in(CUdeviceptr to, const void *from, size_t size, CUstream stream)
 {
+    check_place(to, size);
     return add(stream, (struct job){.to = (unsigned char *)(uintptr_t)to, .from = from, .size = size,
                                     .unit = 1, .to_pitch = 1, .from_pitch = 1});
 }
@@ -186,15 +201,16 @@ uint64_t egpu_now(void)
 
 /* ------------------------------------------------------------------ producers */
 
-static uint64_t *control(int map, int slot, unsigned offset)
+uint64_t *control(int map, int slot, unsigned offset)
 {
     return (uint64_t *)(void *)(device + EGPU_ARENA_HEADER_SIZE / 4 + map * CONTROLS +
                                 slot * EGPU_RING_CONTROL_SIZE + offset);
 }
 
-static unsigned char *at(int map, int slot, uint64_t position)
+unsigned char *at(int map, int slot, uint64_t position)
 {
-    return device + rings[map].device_data + slot * RING + position % RING;
+    uint64_t size = rings[map].ring_size;
+    return device + rings[map].device_data + slot * size + position % size;
 }
 
 static unsigned char *flag_at(int map, int slot, uint64_t position)
@@ -228,7 +244,7 @@ static void publish(int map, int slot, uint64_t position, uint64_t header, uint6
     memcpy(flag_at(map, slot, position), &flag, sizeof flag);
 }
 
-static uint64_t content(uint64_t serial, uint64_t word)
+uint64_t content(uint64_t serial, uint64_t word)
 {
     return word == 0 ? serial : (serial + 1) * 0x9e3779b97f4a7c15 + word;
 }
@@ -290,6 +306,10 @@ static void write_some(int map, int slot, struct flight *flight)
 static void produce(bool begin)
 {
     int map = (int)random_below(MAPS), slot = (int)random_below(SLOTS);
+    if (map >= GROUPS) {
+        slots_produce(map, slot, begin);
+        return;
+    }
     struct flight *flight = &producers[map][slot].flight[random_below(FLIGHT)];
     if (begin && !flight->used)
         claim(map, slot);
@@ -316,13 +336,13 @@ static void check(struct producer *producer, const unsigned char *record, uint64
 
 static void read_some(void)
 {
-    static uint64_t positions[MAPS][SLOTS];
     static unsigned char out[RING];
     int map = (int)random_below(MAPS);
     struct egpu_rings from = {.data = host + rings[map].host_data,
                               .readers = host + rings[map].host_offset,
-                              .positions = positions[map], .out = out, .ring_size = RING,
-                              .out_size = sizeof out, .limited = 1};
+                              .positions = read_to[map], .out = out,
+                              .ring_size = rings[map].ring_size, .out_size = sizeof out,
+                              .limited = 1, .stamped = rings[map].stamped};
     struct egpu_taken taken = {0};
     for (;;) {
         taken.count = taken.bytes = taken.discarded = 0;
@@ -331,17 +351,23 @@ static void read_some(void)
         if (taken.slot == SLOTS)
             return;
         for (uint64_t i = 0; i < taken.count; i++)
-            check(&producers[map][taken.slot], out + i * taken.size, taken.size);
+            if (map < GROUPS)
+                check(&producers[map][taken.slot], out + i * taken.size, taken.size);
+            else
+                slots_check(map, (int)taken.slot, out + i * taken.size);
     }
 }
 
 /* If the workload were killed now: what the session would find behind its limit. */
 static void check_behind(int map, int slot)
 {
+    if (map >= GROUPS) {
+        slots_check_behind(map, slot);
+        return;
+    }
     const unsigned char *data = host + rings[map].host_data + slot * RING;
     const unsigned char *flags = host + rings[map].host_flags + slot * (RING / EGPU_RING_GRANULE);
-    uint64_t reader[3], words[2], serial, word;
-    memcpy(reader, host + rings[map].host_offset + slot * EGPU_READER_STRIDE, sizeof reader);
+    uint64_t *reader = reader_of(map, slot), words[2], serial, word;
     for (uint64_t at = reader[1]; at < reader[2]; at += EGPU_RING_GRANULE) {
         uint16_t found;
         memcpy(&found, flags + at % RING / EGPU_RING_FLAG_SPAN * EGPU_RING_FLAG_SIZE, sizeof found);
@@ -378,6 +404,10 @@ static void lay_out(struct arena *arena)
             .host_data = on_host, .device_data = on_device, .host_flags = on_host + MAP_DEVICE,
             .device_flags = flags, .host_controls = on_host + MAP_DEVICE + MAP_FLAGS,
         };
+        if (map >= GROUPS) {
+            slots_shape(map);
+            rings[map].device_flags = rings[map].host_flags = 1ull << 40;
+        }
         on_host += MAP_DEVICE + MAP_FLAGS + CONTROLS + ZEROS;
         on_device += MAP_DEVICE;
     }
@@ -385,6 +415,21 @@ static void lay_out(struct arena *arena)
     arena->ring_count = MAPS;
     arena->address = (CUdeviceptr)(uintptr_t)device;
     arena->host = host;
+}
+
+/* Rings of slots may have gone round before. */
+static void start(struct arena *arena)
+{
+    for (int map = GROUPS; map < MAPS; map++)
+        for (int slot = 0; slot < SLOTS; slot++) {
+            uint64_t at = slots_begin(map), *reader = reader_of(map, slot);
+            reader[0] = reader[1] = reader[2] = read_to[map][slot] = at;
+            arena->draining.drained[map * SLOTS + slot] = at;
+            arena->draining.copied[map * SLOTS + slot] = at;
+            *control(map, slot, EGPU_RING_CONTROL_AT_TAIL) = at;
+            *control(map, slot, EGPU_RING_CONTROL_AT_HEAD) =
+                at / ((rings[map].stamped + 8 + 15) & ~15ull);
+        }
 }
 
 int main(int argc, char **argv)
@@ -400,6 +445,7 @@ int main(int argc, char **argv)
     lay_out(&arena);
     if (egpu_drain_begin(&arena) != NULL)
         bad("no stream");
+    start(&arena);
     for (uint64_t step = strtoull(argv[2], NULL, 10); step > 0; step--) {
         uint64_t what = random_below(100);
         if (what < 60)
@@ -421,7 +467,7 @@ int main(int argc, char **argv)
     egpu_drain_all(&arena, UINT64_MAX);
     for (int i = 0; i < 100; i++)
         read_some();
-    for (int map = 0; map < MAPS; map++)
+    for (int map = 0; map < GROUPS; map++)
         for (int slot = 0; slot < SLOTS; slot++) {
             produced += producers[map][slot].produced;
             dropped += producers[map][slot].dropped;
@@ -433,9 +479,13 @@ int main(int argc, char **argv)
         bad("a failure was not said");
     if (said ? received + discarded > produced : received + discarded != produced)
         bad("records are missing");
-    printf("%llu %llu %llu %llu %llu %llu\n", (unsigned long long)laps, (unsigned long long)behind,
-           (unsigned long long)produced, (unsigned long long)received, (unsigned long long)discarded,
-           (unsigned long long)dropped);
+    struct slot_counts counts = slots_counts();
+    if (said ? counts.received > counts.taken : counts.received != counts.taken)
+        bad("slots are missing");
+    uint64_t all[] = {laps, behind, produced, received, discarded, dropped, counts.laps,
+                      counts.behind, counts.taken, counts.received, counts.dropped};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        printf("%llu ", (unsigned long long)all[i]);
     free(arena.draining.drained);
     free(arena.draining.copied);
     free(arena.draining.uploads.to);

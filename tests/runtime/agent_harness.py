@@ -258,5 +258,12 @@ def device_ring_table():
     return (replace(row, ring_size=256, host_controls=6400, **places),)
 
 
+def stamped_ring_table():
+    """Rings of 8 slots for records of 40 bytes in device memory."""
+    places = {"device_flags": 3584, "host_flags": 6656, "host_controls": 6784}
+    (row,) = device_ring_table()
+    return (replace(row, ring_size=384, stamped=40, **places),)
+
+
 def pack(*words):
     return struct.pack(f"<{len(words)}Q", *words)

@@ -593,6 +593,24 @@ def test_records_in_device_memory(bench, request):
     assert [broker.word(0, harness.READERS + 64 * slot + 8) for slot in (0, 2, 3)] == [0, 0, 0]
 
 
+def test_stamped_slots_in_device_memory(bench, request):
+    """One slot is whole, one lacks a word, and the third is asked for in vain."""
+    word = lambda number, *words: harness.pack(number + 1 << 32 | 0b01, *words)  # noqa: E731
+    slots = word(0, 11, 13, 15, 17, 19) + word(1, 11, 13, 0, 17, 19)
+    head = 3 | (1 << 24) - 1 << 40
+    chunks = [(1024 + 128, harness.pack(head)), (2048 + 384, slots)]
+    broker = broker_of(request, rings=harness.stamped_ring_table(), chunks=chunks)
+    broker.device_rings = 17 * 96
+    reader = harness.READERS + 64
+    with bench.server(broker, snapshot_period_s=0) as server:
+        process = bench.start(server.socket_path, "slow", UNTIL_FINISH)
+        wait_for(lambda: broker.hosts and broker.word(0, reader + 16) == 96)
+        assert broker.word(0, reader + 8) == 48
+        assert os.pread(broker.hosts[0][2], 96, 5120 + 384) == slots
+        result = bench.finish(process)
+    assert (result.returncode, result.complaints) == (0, [])
+
+
 def test_records_whose_copies_fail(bench, request):
     """The workload goes on, and so do its probes."""
     broker, _ = device_rings(request)
@@ -614,6 +632,12 @@ def test_records_whose_copies_fail(bench, request):
     "wrong",
     [
         {"ring_size": 255},
+        {"ring_size": 64},
+        {"ring_size": 96, "stamped": 40},
+        {"ring_size": 144, "stamped": 40},
+        {"ring_size": 200, "stamped": 40},
+        {"ring_size": 160, "stamped": 60},
+        {"ring_size": 544, "stamped": 264},
         {"host_data": 1 << 40},
         {"device_flags": harness.DEVICE_SIZE + 17 * 64},
         {"host_controls": harness.HOST_SIZE - 512},
