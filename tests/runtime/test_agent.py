@@ -14,7 +14,7 @@ import pytest
 from agent_harness import PATIENCE, UNTIL_FINISH, wait_for
 
 from egpu.agent import Reason, Refused
-from egpu.agent.protocol import LAUNCHES_KEPT, Feature, LaunchCall
+from egpu.agent.protocol import LAUNCHES_KEPT, WIRE_VERSION, Feature, LaunchCall
 from egpu.errors import InputError
 from egpu.maps.layout import LAYOUT_VERSION
 
@@ -797,8 +797,8 @@ def test_other_protocol_version(bench, broker, monkeypatch):
     with bench.server(broker) as server:
         process = bench.start(server.socket_path, "plain")
         result = bench.finish(process)
-        assert "speaks protocol 2" in server.problems[0]
-    check_unprobed(result, "the session speaks protocol 99, this agent 2")
+        assert f"speaks protocol {WIRE_VERSION}," in server.problems[0]
+    check_unprobed(result, f"the session speaks protocol 99, this agent {WIRE_VERSION}")
 
 
 def test_other_layout_version(bench, broker, monkeypatch):
