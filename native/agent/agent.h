@@ -162,6 +162,7 @@ struct uploads {
 struct draining {
     bool active; /* there are some, and they are still copied */
     bool hurried; /* the next turn should come soon */
+    bool ending; /* no kernel runs: what was not read is copied as it is now */
     uint64_t *drained, *copied; /* of each ring, as `positions` */
     struct uploads uploads;
     struct lane lanes[EGPU_LANES];

@@ -100,8 +100,20 @@ static uint64_t claimed(const struct arena *arena, const struct ring *ring)
     return (head < most ? head : most) / GRANULE * GRANULE;
 }
 
+/* From where the ring is copied.  Slots are given out without being looked at: the session says where
+ * it found one that was not whole. */
+static uint64_t from_where(const struct arena *arena, const struct ring *ring)
+{
+    uint64_t position = reader(arena, ring), drained = arena->draining.drained[ring->number];
+    if (ring->map->stamped == 0)
+        return drained;
+    uint64_t missing = atomic_load_explicit(word(arena, ring, EGPU_RING_READER_AT_MISSING),
+                                            memory_order_relaxed);
+    return arena->draining.ending || missing == position + 1 ? position : drained;
+}
+
 /* How far rings are to be copied, by the heads that came: zeros at first.  `copied` of their readers is
- * withdrawn for all whose bytes may change. */
+ * withdrawn for all whose bytes may change, but for slots, which tell by themselves. */
 static bool look_at_heads(struct arena *arena, struct lane *lane)
 {
     struct draining *draining = &arena->draining;
@@ -110,14 +122,16 @@ static bool look_at_heads(struct arena *arena, struct lane *lane)
     EACH_PART(arena, lane, part)
     EACH_RING(part, ring)
     {
-        uint64_t drained = draining->drained[ring.number], end = claimed(arena, &ring);
+        uint64_t drained = from_where(arena, &ring), end = claimed(arena, &ring);
+        draining->drained[ring.number] = drained;
         draining->copied[ring.number] = end > drained ? end : drained;
         if (end <= drained)
             continue;
         any = true;
         lane->hurried |= end - drained > ring.map->ring_size / 4;
-        atomic_store_explicit(word(arena, &ring, EGPU_RING_READER_AT_COPIED), drained,
-                              memory_order_release);
+        if (part.map->stamped == 0)
+            atomic_store_explicit(word(arena, &ring, EGPU_RING_READER_AT_COPIED), drained,
+                                  memory_order_release);
     }
     return any;
 }
@@ -136,18 +150,20 @@ static bool copy_records(struct arena *arena, struct lane *lane)
     return egpu_upload(arena, lane->stream);
 }
 
-/* Up to where the ring's groups are published, or its slots are whole, from where they were drained. */
+/* Up to where the ring's groups are published, from where they were drained; all of its slots. */
 static bool walk(struct arena *arena, struct lane *lane, const struct ring *ring, uint64_t end)
 {
     uint64_t *drained = &arena->draining.drained[ring->number], from, to;
-    bool stamped = ring->map->stamped != 0;
+    if (ring->map->stamped != 0) {
+        *drained = end;
+        return true;
+    }
     do {
         from = *drained;
         to = piece(ring, from, end);
-        *drained = stamped ? egpu_slots_whole(arena, ring, from, to)
-                           : egpu_published(arena, ring, from, to);
-        bool last = !stamped && from / ring->map->ring_size % EGPU_RING_CLEARED_LAPS ==
-                                    EGPU_RING_CLEARED_LAPS - 1;
+        *drained = egpu_published(arena, ring, from, to);
+        bool last = from / ring->map->ring_size % EGPU_RING_CLEARED_LAPS ==
+                    EGPU_RING_CLEARED_LAPS - 1;
         if (last && !egpu_flags_clear(arena, lane, ring, from, *drained))
             return false;
     } while (*drained == to && to < end);
@@ -246,9 +262,11 @@ static bool finish(struct arena *arena, struct lane *lane, uint64_t deadline)
 
 void egpu_drain_all(struct arena *arena, uint64_t deadline)
 {
+    arena->draining.ending = true;
     EACH_LANE(arena, lane)
     {
         if (arena->draining.active && !finish(arena, lane, deadline))
             stop(arena);
     }
+    arena->draining.ending = false;
 }

@@ -69,8 +69,6 @@ bool egpu_flags_clear(struct arena *arena, struct lane *lane, const struct ring 
 
 /* stamped.c */
 uint64_t egpu_slots_taken(const struct egpu_ring *map, uint64_t head);
-uint64_t egpu_slots_whole(const struct arena *arena, const struct ring *ring, uint64_t position,
-                          uint64_t end);
 
 /* upload.c */
 bool egpu_upload_begin(struct arena *arena, uint64_t rings);

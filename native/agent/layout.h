@@ -66,6 +66,7 @@
 #define EGPU_RING_READER_AT_POSITION 0u /* 8 bytes */
 #define EGPU_RING_READER_AT_LIMIT 8u /* 8 bytes */
 #define EGPU_RING_READER_AT_COPIED 16u /* 8 bytes */
+#define EGPU_RING_READER_AT_MISSING 24u /* 8 bytes */
 
 #define EGPU_HOST_CONTROL_AT_MAGIC 0u /* 8 bytes */
 #define EGPU_HOST_CONTROL_AT_VERSION 8u /* 4 bytes */

@@ -135,24 +135,41 @@ static bool take_slot(const struct egpu_rings *rings, struct egpu_taken *taken)
     return group.step != 0;
 }
 
-/* Records of slots, one after the other, with their lowest bits. */
-static void put_slots(unsigned char *to, const unsigned char *from, uint64_t count, uint64_t stride,
-                      uint64_t words)
+/* Slots of one lap: how many bytes each has, and words its record; the stamp of the first one, and the
+ * lowest bit of every word. */
+struct lap {
+    uint64_t stride, words;
+    uint32_t stamp;
+    uint64_t parity;
+};
+
+/* Records of the slots that are whole, one after the other with their lowest bits, up to the first slot
+ * that is not: how many.  A word that is not of this lap is of the one before, or 0 as no odd lap comes
+ * first: either way its lowest bit is the other. */
+static uint64_t put_slots(unsigned char *to, const unsigned char *from, uint64_t count,
+                          const struct lap *lap)
 {
-    for (; count > 0; count--, from += stride) {
-        const uint64_t *slot = (const void *)from;
-        for (uint64_t i = 0; i < words; i++, to += WORD) {
-            uint64_t value = (slot[1 + i] & ~1ull) | (slot[0] >> i & 1);
+    for (uint64_t n = 0; n < count; n++, from += lap->stride) {
+        _Atomic uint64_t *slot = (_Atomic uint64_t *)(void *)from;
+        uint64_t first = atomic_load_explicit(slot, memory_order_relaxed), wrong = 0;
+        for (uint64_t i = 0; i < lap->words; i++, to += WORD) {
+            uint64_t value = atomic_load_explicit(slot + 1 + i, memory_order_relaxed);
+            wrong |= value ^ lap->parity;
+            value = (value & ~1ull) | (first >> i & 1);
             memcpy(to, &value, WORD);
         }
+        if ((wrong & 1) != 0 || (uint32_t)(first >> 32) != (uint32_t)(lap->stamp + n))
+            return n;
     }
+    return count;
 }
 
-/* Takes records of stamped slots, as many as `out` has room for: those up to the limit are whole.  Nothing
- * is cleared: what is written there next tells itself from this. */
+/* Takes records of stamped slots, as many as `out` has room for, and asks the agent for one that is not
+ * whole.  Nothing is cleared: what is written there next tells itself from this. */
 static void take_stamped(const struct egpu_rings *rings, struct egpu_taken *taken)
 {
-    const unsigned char *ring = rings->data + taken->slot * rings->ring_size;
+    unsigned char *ring = rings->data + taken->slot * rings->ring_size;
+    unsigned char *reader = rings->readers + taken->slot * EGPU_READER_STRIDE;
     uint64_t size = rings->stamped, stride = (EGPU_RING_STAMP + size + 15) & ~15ull;
     uint64_t position = rings->positions[taken->slot], limit = limit_of(rings, taken->slot);
     uint64_t count = limit > position ? (limit - position) / stride : 0;
@@ -161,13 +178,20 @@ static void take_stamped(const struct egpu_rings *rings, struct egpu_taken *take
     count = count < room ? count : room;
     while (count > 0) {
         uint64_t at = position % rings->ring_size, run = (rings->ring_size - at) / stride;
+        struct lap lap = {stride, size / WORD, (uint32_t)(position / stride + 1),
+                          1 - position / rings->ring_size % 2};
         run = run < count ? run : count;
-        put_slots(rings->out + taken->bytes, ring + at, run, stride, size / WORD);
+        uint64_t whole = put_slots(rings->out + taken->bytes, ring + at, run, &lap);
         taken->size = size;
-        taken->count += run;
-        taken->bytes += run * size;
-        position += run * stride;
-        count -= run;
+        taken->count += whole;
+        taken->bytes += whole * size;
+        position += whole * stride;
+        count -= whole;
+        if (whole < run) {
+            atomic_store_explicit(word(reader + EGPU_RING_READER_AT_MISSING), position + 1,
+                                  memory_order_relaxed);
+            break;
+        }
     }
     if (position != rings->positions[taken->slot])
         free_room(rings, taken->slot, position);

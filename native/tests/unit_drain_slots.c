@@ -153,16 +153,16 @@ void slots_check(int map, int slot, const unsigned char *record)
     }
 }
 
-/* If the workload were killed now: what the session would find behind its limit, and whether it would
- * look at what nobody has taken. */
+/* If the workload were killed now: what the session would find, and whether it would look at what nobody
+ * has taken. */
 void slots_check_behind(int map, int slot)
 {
     const unsigned char *ring = host + rings[map].host_data + slot * rings[map].ring_size;
-    uint64_t limit = reader_of(map, slot)[1], copied = reader_of(map, slot)[2], word;
+    uint64_t position = reader_of(map, slot)[0], copied = reader_of(map, slot)[2], word;
     int64_t room;
     if (copied > (uint64_t)taken(map, slot, &room) * stride(map))
         bad("slots were copied that nobody has taken");
-    for (uint64_t number = limit / stride(map); number < copied / stride(map); number++) {
+    for (uint64_t number = position / stride(map); number < copied / stride(map); number++) {
         const unsigned char *found = ring + number % slots(map) * stride(map);
         if (!is_whole(map, found, number))
             continue;

@@ -192,7 +192,7 @@ done:
 # between lanes and tries.  Of lanes that all expect the head where it was seen, one succeeds in the
 # time of an access to memory; of those that expect it further on, each that comes right after the
 # one before.  Who thinks so of others that are not there loses for nothing: no more are expected
-# than twice those that came during the last try.  (Of seven warps of an SM, some took 20 us.)
+# than four times those that came during the last try.  (Of seven warps of an SM, some took 20 us.)
 # Lanes that claim together are few and need none of it: their groups are large, and
 # the link takes those faster that come one after the other.
 _AHEAD = f"""\
@@ -274,8 +274,8 @@ lost:
   %others = call i64 @egpu.ahead(i1 %joint, i32 %tries)
   %guess = mul i64 %others, %bytes
   %progress = sub i64 %moved, %last
-  %twice = shl i64 %progress, 1
-  %likely = icmp ule i64 %guess, %twice
+  %most = shl i64 %progress, 2
+  %likely = icmp ule i64 %guess, %most
   %further = select i1 %likely, i64 %guess, i64 0
   %expected = add i64 %moved, %further
   %more = add i32 %tries, 1

@@ -142,6 +142,7 @@ RING_READER: dict[str, tuple[int, int]] = {
     # of rings in device memory:
     "limit":  (8, 8),          # up to where the session may look
     "copied": (16, 8),         # bytes that are in the host arena
+    "missing": (24, 8),        # 1 + where the session waits for a slot that was not whole; else 0
 }
 RING_GRANULE = 16                   # groups begin at multiples of it
 # Of a group in device memory, which has the flag of the span that it begins in; 0: there never was

@@ -26,8 +26,10 @@ Rings of stamped slots (``MapSpec.stamped``) have no flags, and their producers 
 would wait for all that the kernel has stored before.  Every word of a slot says by itself whether
 it is of this lap: the first by the stamp, the others by their lowest bit, which differs between a
 lap and the next; no lap leaves out a slot or one of its words.  Words of 8 bytes are written and
-copied whole, so a slot is there as soon as all of its words say so.  The agent looks at each and
-moves ``limit``; the reader puts the bits back.
+copied whole, so a slot is there as soon as all of its words say so.  The agent, which has no time
+to look at each, moves ``limit`` to where it has copied; the reader sees whether they are whole and
+puts the bits back.  A slot that was copied while it was written is ``missing``: it is copied again
+with all behind it, and so is, at the end, all that is not read.
 
 A producer takes a slot by one addition to ``head``, which says whether there was room when it came:
 the number of slots and the room left are one word.  One that found none looks at ``tail`` and gives

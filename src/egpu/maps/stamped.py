@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from egpu.maps.groups import RUN_LIMIT, Run, pieces
-from egpu.maps.layout import RING_STAMP, MapPlace, stamped_stride
+from egpu.maps.layout import READER_STRIDE, RING_READER, RING_STAMP, MapPlace, stamped_stride
 from egpu.maps.memory import HostArena
 
 _STAMP = 32  # bits of a slot's first word from here on
@@ -21,12 +21,18 @@ class Slots:
         self._arena = arena
         self._place = place
         self._stride = stamped_stride(place.ring_stamped)
+        self._missing = (place.ring_readers + RING_READER["missing"][0]) // 8
 
-    def run(self, slot: int, start: int, limit: int) -> Run:
-        """The records from ``start`` up to ``limit``, as many as lie together; the agent has seen
-        that they are whole."""
+    def run(self, slot: int, start: int, limit: int) -> Run | None:
+        """The records of the slots from ``start`` up to ``limit`` that are whole, as many as lie
+        together; None if the first one is not, which the agent is asked for."""
         most = min(limit, start + RUN_LIMIT // self._stride * self._stride)
         _, end = next(pieces(start, most, self._place.ring_size))
+        whole = self._whole(slot, start, end)
+        if not whole[0]:
+            self._arena.words[self._missing + slot * READER_STRIDE // 8] = start + 1
+            return None
+        end = start + (len(whole) if whole.all() else int(np.argmin(whole))) * self._stride
         rows = self._rows(slot, start, end)
         bits = rows[:, :1] >> np.arange(self._words, dtype=np.uint64)
         records = self._records(rows) & ~_LOWEST | bits & _LOWEST

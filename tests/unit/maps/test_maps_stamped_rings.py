@@ -32,10 +32,7 @@ def reading(request, monkeypatch):
 
 
 class Rig:
-    """A device, a host arena and the agent's steps between them.
-
-    The agent knows here what a slot must hold, and looks at all of it.
-    """
+    """A device, a host arena and the agent's steps between them."""
 
     def __init__(self, spec=SPEC, seed=0, laps_left=None):
         self.rng = random.Random(seed)
@@ -56,6 +53,7 @@ class Rig:
         for slot in range(RINGS):
             for name in L.RING_READER:
                 self.arena.words[self.word(slot, name)] = first * self.stride
+            self.arena.words[self.word(slot, "missing")] = 0
         self.reader = RingReader(self.arena, self.layout, self.place, spec)
 
     def word(self, slot, name):
@@ -63,9 +61,11 @@ class Rig:
         return (self.place.ring_readers + slot * L.READER_STRIDE + offset) // 8
 
     def claimed(self, slot):
-        """Copies of a ring begin: up to where."""
+        """Copies of a ring begin: from and up to where."""
+        position = int(self.arena.words[self.word(slot, "position")])
+        if self.arena.words[self.word(slot, "missing")] == position + 1:
+            self.drained[slot] = position
         self.copied[slot] = self.producers[slot].taken * self.stride
-        self.arena.words[self.word(slot, "copied")] = self.drained[slot]
 
     def places(self, slot):
         """Words from where it was drained to where it is copied, in the ring."""
@@ -77,17 +77,15 @@ class Rig:
         self.arena.words[here + places] = self.device.words[there + places]
 
     def whole(self, slot, number):
+        """Whether all that the slot must hold is in the host arena."""
         producer = self.producers[slot]
         wanted = producer.content(number)
         at = producer.at(number, self.place.ring_data)
         return self.arena.words[at : at + len(wanted)].tolist() == wanted
 
     def give_out(self, slot):
-        number, end = self.drained[slot] // self.stride, self.copied[slot] // self.stride
-        while number < end and self.whole(slot, number):
-            number += 1
-        self.drained[slot] = number * self.stride
-        self.arena.words[self.word(slot, "limit")] = self.drained[slot]
+        self.drained[slot] = self.copied[slot]
+        self.arena.words[self.word(slot, "limit")] = self.copied[slot]
         self.arena.words[self.word(slot, "copied")] = self.copied[slot]
 
     def round(self, slot):
@@ -181,6 +179,31 @@ def test_nothing_is_looked_at_beyond_the_limit():
     assert list(rig.reader) == [producer.record(first)]
     rig.give_out(0)
     assert list(rig.reader) == [producer.record(second)]
+
+
+@pytest.mark.parametrize("laps", [0, 1])
+@pytest.mark.parametrize("word", range(6))
+def test_a_slot_that_is_not_whole_is_asked_for(laps, word):
+    """Nothing behind it comes before it."""
+    rig = Rig(laps_left=None if laps == 0 else 1)
+    rig.turn(0, laps)
+    producer = rig.producers[0]
+    producer.give_room()
+    numbers = producer.take(4)
+    for number in numbers:
+        producer.write(number, set(range(6)) - {word} if number == numbers[1] else None)
+    rig.round(0)
+    records = [producer.record(number) for number in numbers]
+    assert list(rig.reader) == records[:1]
+    assert rig.arena.words[rig.word(0, "missing")] == numbers[1] * rig.stride + 1
+    producer.write(numbers[1])
+    assert list(rig.reader) == []
+    rig.round(0)
+    assert list(rig.reader) == records[1:]
+    rig.learn_tail(0)
+    (number,) = producer.send(1)
+    rig.round(0)
+    assert list(rig.reader) == [producer.record(number)]
 
 
 @pytest.mark.parametrize("laps_left", [None, 2])
@@ -304,9 +327,9 @@ def test_every_order_of_steps(seed, size):
             pass
     kept = []
     for slot, producer in enumerate(rig.producers):
-        limit, copied = (int(rig.arena.words[rig.word(slot, n)]) for n in ("limit", "copied"))
-        behind = range(limit // rig.stride, copied // rig.stride)
-        numbers = [*range(first, limit // rig.stride), *(n for n in behind if rig.whole(slot, n))]
+        at, copied = (int(rig.arena.words[rig.word(slot, n)]) for n in ("position", "copied"))
+        behind = range(at // rig.stride, copied // rig.stride)
+        numbers = [*range(first, at // rig.stride), *(n for n in behind if rig.whole(slot, n))]
         kept.append([producer.record(number) for number in numbers])
         assert producer.taken - first > 2 * producer.slots
     for slot, rest in enumerate(rig.final(controls)):
