@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -72,8 +73,7 @@ _HEADER = _packed(HEADER)
 _ARCH_OPTION = re.compile(rb"-arch[ =]*sm_[0-9]+([af]?)")
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A section: its place in the file (``size`` counts no file bytes when ``type`` is NOBITS)."""
 
     name: str

@@ -11,6 +11,7 @@ import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,8 +105,7 @@ _PAIR_HEAD = _PAIR.size << 16 | Form.SIZED  # without the code
 _WINDOW = 4096  # rows
 
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
+class Attribute(NamedTuple):
     """One attribute: ``value`` is the u16 behind its code (of SIZED ones, the payload's length)."""
 
     form: int
@@ -122,12 +122,13 @@ class Attribute:
 def read_attributes(content: bytes) -> tuple[Attribute, ...]:
     """Every attribute of a section; InputError when one runs past the end."""
     found: list[Attribute] = []
-    at = 0
-    while at < len(content):
+    at, length, head, sized = 0, len(content), _HEAD.size, int(Form.SIZED)
+    while at < length:
         form, code, value = _head(content, at)
-        at += _HEAD.size
-        end = at + (value if form == Form.SIZED else 0)
-        _check(code, form, end, content)
+        at += head
+        end = at + value if form == sized else at
+        if end > length or not 0 < form <= sized:
+            _check(code, form, end, content)
         found.append(Attribute(form, code, value, content[at:end]))
         at = end
     return tuple(found)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from egpu.image.cubin import (
     Cubin,
@@ -24,8 +25,9 @@ from egpu.image.cubin_edit import (
     read_symbols,
     symbol_table,
     take_apart,
+    with_symbols,
 )
-from egpu.image.cubin_tables import Grouped, Table, called, name_of, named
+from egpu.image.cubin_tables import Grouped, NamedRows, Table, called, name_of
 
 TEXT = ".text."
 _ABOUT_ANOTHER = 0x40  # SHF_INFO_LINK: sh_info is the section that this one is about
@@ -37,7 +39,7 @@ class Contents:
 
     ``kernels``: the symbol of each kernel by name; ``table``: the symbols' rows.  ``about``:
     sections that describe a section of code (attributes, constants, shared memory), by its index;
-    ``describing``: all of these.
+    ``describing``: of each section, whether it is one of these.
     ``relocations``: relocation sections by the index of the section that they change.  ``others``:
     sections that are none of these and no code.
     """
@@ -47,30 +49,28 @@ class Contents:
     table: Table
     kernels: Mapping[str, Symbol]
     about: Mapping[int, Sequence[int]]
-    describing: frozenset[int]
+    describing: NDArray[np.bool_]
     relocations: Mapping[int, Sequence[int]]
     others: tuple[int, ...]
 
 
 def contents_of(cubin: Cubin) -> Contents:
     """The contents of an opened cubin; InputError for layouts that no assembler writes."""
-    parts = take_apart(cubin)
-    symbols = read_symbols(parts)
+    parts = with_symbols(take_apart(cubin))
+    symbols, sections = read_symbols(parts), parts.parts
+    assert isinstance(sections, NamedRows)
     table = section_table(cubin.data)
-    names = cubin.names
-    code = named(table, names, TEXT.encode())
+    code = sections.beginning(TEXT.encode())
     changing = (table["type"] == SHT_REL) | (table["type"] == SHT_RELA)
-    describing = _describing(table, names, code, changing)
+    describing = _describing(table, cubin.names, code, changing)
     rows = symbol_table_of(parts.parts[symbol_table(parts)].data)
-    about = np.array(sorted(describing), np.int64)
-    others = ~code & ~changing
-    others[about] = False
+    others = ~code & ~changing & ~describing
     return Contents(
         parts=parts,
         symbols=symbols,
         table=rows,
         kernels=_Kernels(symbols, kernel_symbols(rows)),
-        about=Grouped(about, table["info"]),
+        about=Grouped(np.flatnonzero(describing), table["info"]),
         describing=describing,
         relocations=Grouped(np.flatnonzero(changing), table["info"]),
         others=tuple(np.flatnonzero(others).tolist()),
@@ -106,20 +106,19 @@ class _Kernels(Mapping[str, Symbol]):
 
 
 def _describing(
-    table: Table, names: bytes, code: np.ndarray, changing: np.ndarray
-) -> frozenset[int]:
+    table: Table, names: bytes, code: NDArray[np.bool_], changing: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
     """Sections that describe one of code.  ptxas flags them; cuBLAS's own assembler only names them
     after it."""
-    about = np.minimum(table["info"], len(table) - 1)
-    maybe = (table["info"] < len(table)) & (table["info"] > 0) & ~changing & code[about]
+    info = table["info"]
+    about = np.minimum(info, len(table) - 1)
+    maybe = (info < len(table)) & (info > 0) & ~changing & code[about]
     flagged = (table["flags"] & _ABOUT_ANOTHER).astype(np.bool_)
-    places = table["name"].tolist()
-    after = [
-        at
-        for at in np.flatnonzero(maybe & ~flagged & ~code).tolist()
-        if name_of(names, places[at]).endswith(_after(name_of(names, places[about[at]])))
-    ]
-    return frozenset((*np.flatnonzero(maybe & flagged).tolist(), *after))
+    found: NDArray[np.bool_] = maybe & flagged
+    for at in np.flatnonzero(maybe & ~flagged & ~code).tolist():
+        own, other = (name_of(names, int(table["name"][each])) for each in (at, about[at]))
+        found[at] = own.endswith(_after(other))
+    return found
 
 
 def _after(code: str) -> str:

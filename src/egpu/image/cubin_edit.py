@@ -41,8 +41,9 @@ SHN_UNDEF = 0
 _LARGEST_ALIGNMENT = 1 << 16  # bytes; assemblers write 128 at most
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+# Sections, symbols and the like are tuples: a twin is made of hundreds of them, and a frozen
+# dataclass takes three to six times as long to make.
+class Part(NamedTuple):
     """A section: its header and its bytes (none, with a ``size``, when it has none in the file);
     ``was``: how many bytes it has in the file that its offset refers to."""
 
@@ -58,29 +59,15 @@ class Part:
     align: int
     entsize: int
     data: bytes
-    was: int = field(default=0, compare=False)
+    was: int = 0
 
     def changed(self, data: bytes | None, info: int | None) -> Part:
         """The same with other bytes, and another ``sh_info``, where they are given."""
-        return Part(  # dataclasses.replace takes five times as long
-            name=self.name,
-            name_at=self.name_at,
-            type=self.type,
-            flags=self.flags,
-            address=self.address,
-            offset=self.offset,
-            size=self.size if data is None else len(data),
-            link=self.link,
-            info=self.info if info is None else info,
-            align=self.align,
-            entsize=self.entsize,
-            data=self.data if data is None else data,
-            was=self.was,
-        )
+        part = self if data is None else self._replace(size=len(data), data=data)
+        return part if info is None else part._replace(info=info)
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A program header."""
 
     type: int
@@ -93,8 +80,7 @@ class Segment:
     align: int
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(NamedTuple):
     """An entry of the symbol table; ``section`` is an index, 0 for what is defined elsewhere."""
 
     index: int
@@ -114,8 +100,7 @@ class Symbol:
         return self.type == STT_FUNC and bool(self.other & STO_ENTRY)
 
 
-@dataclass(frozen=True, slots=True)
-class Relocation:
+class Relocation(NamedTuple):
     """An entry of a relocation section; ``addend`` is None where it lies in the place itself."""
 
     offset: int
@@ -172,29 +157,17 @@ def take_apart(cubin: Cubin) -> CubinParts:
 
     def part(at: int) -> Part:
         row = SECTION.unpack_from(data, header["shoff"] + at * SECTION.size)
-        name_at, kind, flags, address, offset, size, link, info, align, entsize = row
-        stored = data[offset : offset + size] if kind != SHT_NOBITS else b""
-        return Part(
-            name=name_of(names, name_at),
-            name_at=name_at,
-            type=kind,
-            flags=flags,
-            address=address,
-            offset=offset,
-            size=size,
-            link=link,
-            info=info,
-            align=align,
-            entsize=entsize,
-            data=bytes(stored),
-            was=len(stored),
-        )
+        name_at, kind, _, _, offset, size = row[:6]
+        stored = bytes(data[offset : offset + size]) if kind != SHT_NOBITS else b""
+        return Part(name_of(names, name_at), *row, stored, len(stored))
 
     segments = tuple(
         Segment(*SEGMENT.unpack_from(data, header["phoff"] + at * SEGMENT.size))
         for at in range(header["phnum"])
     )
-    return CubinParts(cubin, NamedRows(table, names, part), segments)
+    sections = cubin.sections
+    letters = sections.letters if isinstance(sections, NamedRows) else None
+    return CubinParts(cubin, NamedRows(table, names, part, letters), segments)
 
 
 class _Piece(NamedTuple):
@@ -341,12 +314,12 @@ def read_symbols(parts: CubinParts) -> Sequence[Symbol]:
     table = parts.parts[symbol_table(parts)]
     if table.link >= len(parts.parts):
         raise _malformed(f"symbol names in section {table.link} of {len(parts.parts)}")
-    return _symbols(table.data, parts.parts[table.link].data)
+    return symbols_of(table.data, parts.parts[table.link].data)
 
 
-@functools.lru_cache(maxsize=32)  # a twin's are asked for several times
-def _symbols(table: bytes, names: bytes) -> Sequence[Symbol]:
-    return symbols_of(table, names)
+def with_symbols(parts: CubinParts) -> CubinParts:
+    """The same for who reads the symbols several times."""
+    return replace(parts, symbols=read_symbols(parts))
 
 
 def symbols_of(table: bytes, names: bytes) -> Sequence[Symbol]:

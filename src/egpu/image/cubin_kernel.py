@@ -228,7 +228,7 @@ def _changed_rows(
         if name in ("REGCOUNT", *minimum) and symbol_value(each)[0] == kernel.symbol.index:
             was = symbol_value(each)[1]
             value = change.registers if name == "REGCOUNT" else max(was, minimum[name])
-            out.append(replace(each, payload=struct.pack("<II", kernel.symbol.index, value)))
+            out.append(each._replace(payload=struct.pack("<II", kernel.symbol.index, value)))
             seen.add(name)
         else:
             out.append(each)

@@ -76,13 +76,23 @@ class Rows(Sequence[_Row]):
 
 
 class NamedRows(Rows[_Row]):
-    """Rows of a table with names, found by name without making any of them."""
+    """Rows of a table with names, found by name without making any of them.
 
-    __slots__ = ("names", "places")
+    ``letters``: the eight bytes of ``names`` that begin at each byte, NULs behind its end.
+    """
 
-    def __init__(self, table: Table, names: bytes, make: Callable[[int], _Row]) -> None:
+    __slots__ = ("letters", "names", "places")
+
+    def __init__(
+        self,
+        table: Table,
+        names: bytes,
+        make: Callable[[int], _Row],
+        letters: NDArray[np.uint64] | None = None,
+    ) -> None:
         super().__init__(len(table), make)
         self.names = names
+        self.letters = words_at(names + bytes(8), "<u8") if letters is None else letters
         self.places: NDArray[np.uint32] = np.ascontiguousarray(table["name"])
 
     def called(self, name: str) -> list[int]:
@@ -99,12 +109,23 @@ class NamedRows(Rows[_Row]):
         if len(text) > len(self.names):
             return np.zeros(0, np.int64)
         last = text[-8:]
-        ends = words_at(self.names + bytes(8 - len(last)), "<u8")
-        begin = self.places.astype(np.int64) + (len(text) - len(last))
-        there = begin < len(ends)
-        mask = np.uint64((1 << 8 * len(last)) - 1)
-        alike = ends[np.where(there, begin, 0)] & mask == int.from_bytes(last, "little")
-        return np.flatnonzero(alike & there)
+        # What ends behind the names is NUL there, and no name may end so: ``called`` looks again.
+        begin = np.minimum(self.places.astype(np.int64) + (len(text) - len(last)), len(self.names))
+        alike = self.letters[begin] & _mask(len(last)) == int.from_bytes(last, "little")
+        return alike.nonzero()[0]
+
+    def beginning(self, prefix: bytes) -> NDArray[np.bool_]:
+        """For each row, whether its name begins with ``prefix`` of less than eight bytes."""
+        letters = self.letters[np.minimum(self.places, len(self.names))]
+        found: NDArray[np.bool_] = letters & _mask(len(prefix)) == np.uint64(
+            int.from_bytes(prefix, "little")
+        )
+        return found
+
+
+def _mask(size: int) -> np.uint64:
+    """The bits of so many bytes."""
+    return np.uint64((1 << 8 * size) - 1)
 
 
 class _Called(Protocol):
@@ -196,15 +217,6 @@ def name_bytes(names: bytes, at: int) -> bytes:
     if end >= 0 and text.isascii():
         return text
     return name_of(names, at).encode("utf-8", "backslashreplace")
-
-
-def named(table: Table, names: bytes, prefix: bytes) -> NDArray[np.bool_]:
-    """For each row, whether its name begins with ``prefix`` of less than eight bytes."""
-    begin = np.minimum(table["name"], len(names))
-    letters = words_at(names + bytes(8), "<u8")[begin]
-    mask = np.uint64((1 << 8 * len(prefix)) - 1)
-    found: NDArray[np.bool_] = letters & mask == np.uint64(int.from_bytes(prefix, "little"))
-    return found
 
 
 def words_at(data: bytes, kind: str) -> NDArray[Any]:

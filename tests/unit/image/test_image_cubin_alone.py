@@ -137,7 +137,7 @@ def test_sections_that_are_only_named_after_their_kernel(name):
     whole = contents(name)
     unflagged = replace(
         whole.parts,
-        parts=tuple(replace(part, flags=part.flags & ~0x40) for part in whole.parts.parts),
+        parts=tuple(part._replace(flags=part.flags & ~0x40) for part in whole.parts.parts),
     )
     again = contents_of(open_cubin(put_together(unflagged)))
     for kernel in whole.kernels:

@@ -91,7 +91,7 @@ def test_contents_are_what_looking_at_every_section_and_symbol_finds(path):
         changing = part.type in (SHT_REL, SHT_RELA)
         named = part.name.endswith("." + code.removeprefix(TEXT)) and not part.name.startswith(TEXT)
         about = not changing and code.startswith(TEXT) and (bool(part.flags & 0x40) or named)
-        assert (at in described) == (at in contents.describing) == about
+        assert (at in described) == contents.describing[at] == about
         assert (at in contents.about.get(part.info, ())) == about
         assert (at in contents.relocations.get(part.info, ())) == changing
         assert (at in contents.others) == (
