@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ def resolve(code: DeviceCode, setting: Setting) -> str:
     where it is not known.
     """
     wanted = {each.symbol: each for each in code.relocations}
-    cursor = Cursor(code.text)
+    cursor = _tokens(code.text)
     edits: list[Edit] = []
     for index, token in enumerate(cursor.tokens):
         relocation = wanted.get(token)
@@ -59,6 +60,12 @@ def resolve(code: DeviceCode, setting: Setting) -> str:
         elif token.startswith("__egpu_"):
             raise InternalError(f"probe {code.program} has the undeclared symbol {token}")
     return apply_edits(code.text, edits)
+
+
+@functools.lru_cache(maxsize=64)  # a probe's text is resolved for several kernels
+def _tokens(text: str) -> Cursor:
+    """Where its tokens are; nobody moves it."""
+    return Cursor(text)
 
 
 def parameters_used(codes: Sequence[DeviceCode], kernel: Function) -> set[str]:

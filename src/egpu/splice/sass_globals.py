@@ -88,12 +88,13 @@ def share_globals(
         gone = variables.named_by(table)
         if used is not None:
             gone &= np.isin(table["offset"], list(used))
-        for index in np.flatnonzero(gone).tolist():
-            each = relocation_at(parts.parts[at], index)
-            name = variables.name(each.symbol)
+        places = np.flatnonzero(gone)
+        for index, symbol in zip(places.tolist(), table["symbol"][places].tolist(), strict=True):
+            name = variables.name(symbol)
             if name is None:
                 gone[index] = False
                 continue
+            each = relocation_at(parts.parts[at], index)
             if each.type != _ADDRESS_64:
                 raise UnsupportedError(f"{kernel.name}: a relocation of {name} ({each.type})")
             addend = each.addend

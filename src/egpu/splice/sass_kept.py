@@ -108,7 +108,7 @@ def _shared(
     entry: Sequence[int], leaving: Sequence[int], first: int
 ) -> tuple[list[int], list[int]] | None:
     """Both probes, with the address of every reduction in the registers from ``first`` on."""
-    own, other = _traced(entry), _traced(leaving)
+    own, other = _traced(tuple(entry)), _traced(tuple(leaving))
     if own is None or other is None:
         return None
     values = {*own.additions.values(), *other.additions.values()}
@@ -142,7 +142,8 @@ def _reads_pair(words: Sequence[int], first: int) -> bool:
     return False
 
 
-def _traced(words: Sequence[int]) -> _Trace | None:
+@functools.lru_cache(maxsize=256)  # for each number of registers
+def _traced(words: _Words) -> _Trace | None:
     """None for a probe with instructions that are not known, or addresses that depend on more than
     the values of registers."""
     values: dict[Resource, tuple[Value, int]] = {}

@@ -17,7 +17,7 @@ from egpu.bpf.program import AttachKind, Level
 from egpu.codegen.device_code import DeviceCode, RelocKind
 from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin import open_cubin
-from egpu.image.cubin_edit import CubinParts, relocations_of, take_apart
+from egpu.image.cubin_edit import CubinParts, relocations_of, take_apart, with_symbols
 from egpu.image.cubin_kernel import Kernel, open_kernel
 from egpu.maps.layout import LAUNCH_BLOCK_SIZE, ArenaLayout
 from egpu.splice.sass_closed import check_meetings, check_probe
@@ -108,8 +108,15 @@ class ProbeBlocks:
         """Words of these probes as they are in the kernel."""
         if not self.further:
             return list(words)
-        reads, by = self.reads, self.further << CONSTANT_OFFSET.at
-        return [word + by if word & _PLACE in reads else word for word in words]
+        by, moved = self.further << CONSTANT_OFFSET.at, list(words)
+        for at in _reads_at(tuple(words), self.reads):
+            moved[at] += by
+        return moved
+
+
+@functools.lru_cache(maxsize=256)
+def _reads_at(words: tuple[int, ...], reads: frozenset[int]) -> tuple[int, ...]:
+    return tuple(at for at, word in enumerate(words) if word & _PLACE in reads)
 
 
 _PLACE = sum((1 << each.width) - 1 << each.at for each in (OPCODE, CONSTANT_OFFSET, CONSTANT_BANK))
@@ -149,7 +156,7 @@ def _lift(
     arch, probes, layout = setting.arch, setting.probes, setting.layout
     made = [probe_text(shape, arch, probes, layout, manner) for shape in shapes]
     text = made[0].head + "".join(each.text for each in made)
-    parts = take_apart(open_cubin(setting.assemble(text, f"sm_{arch}")))
+    parts = with_symbols(take_apart(open_cubin(setting.assemble(text, f"sm_{arch}"))))
     banks = [each.name for each in parts.parts if _BANKS.match(each.name) and each.size]
     if banks:
         raise UnsupportedError(f"a probe with constants in {banks[0]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -140,50 +141,18 @@ class Splice:
 
     def _leaving(self, block: ProbeBlock) -> list[int]:
         """The exit probes as they are in this kernel."""
-        probe = list(without_meetings(block.words, self._rules))
-        if Rule.OWN_UNIFORMS in self._rules:
-            code_of_probe = tuple(probe)
-            probe = list(renamed(code_of_probe, free_numbers(code_of_probe, self._around)))
-        probe = [nothing(word) if joins(word) else word for word in probe]
-        starts = start_reads(probe)
-        if starts:
-            probe = list(settled(tuple(probe), self._rules))
-        for index, kind, half in starts:
-            word = probe[index]
-            source = self._starts[kind] + half
-            copied = copy_register(
-                DESTINATION.of(word),
-                source,
-                guard=GUARD.of(word),
-                wait=WAIT.of(word),
-                stall=STALL.of(word),
-            )
-            # The load came after all before it, too.
-            probe[index] = after_everything(copied, self._rules)
-        probe[block.start] = after_everything(probe[block.start], self._rules)
-        return self._blocks.in_place(probe)
+        starts = tuple(self._starts.items())
+        return self._blocks.in_place(_exit_probe(block, self._around, starts, self._rules))
 
     def _redirect_entry(self, first: int, block: ProbeBlock | None) -> int:
         """What becomes of the first instruction: a jump; the probes end in it and jump back."""
-        words = tracked(block.words, self._rules)[block.start :] if block else ()
-        probe = self._blocks.in_place(words)
+        probe: list[int] = []
+        if block:
+            _check_single_exit(block.words[block.start :], self._kernel.name)
+            probe = self._blocks.in_place(_entry_probe(block, self._arch, self._rules))
         # Every warp comes here: the fewer lines of the instruction cache it takes the better.
         self._added += [instruction(NOP, stall=0)] * (-self._end % _CACHE_LINE)
         begin = self._end
-        if probe:
-            _check_single_exit(probe, self._kernel.name)
-            probe = [nothing(word) if joins(word) else word for word in probe]
-        leaving = [index for index, word in enumerate(probe) if _leaves(word)]
-        if leaving == [len(probe) - 1]:
-            probe.pop()  # its EXIT is the last instruction: fall into what follows
-        else:
-            for index in leaving:
-                distance = (len(probe) - index - 1) * SIZE
-                probe[index] = jump_for_exit(probe[index], self._arch, distance, self._rules)
-        if Rule.MEETING_AGAIN in self._rules:
-            probe = list(between_barriers(probe, self._arch))
-        if probe:  # the assembler counts on an EXIT there, which waits for nothing
-            probe[-1] = before_wait(probe[-1], self._rules)
         tail = [read_clock(self._starts[kind], _SPECIALS[kind]) for kind in self._starts]
         if OPCODE.of(first) != NOP:
             tail.append(self._displaced(first, begin + len(probe) + len(tail)))
@@ -249,20 +218,81 @@ class Splice:
             )
 
 
+# Most kernels get the same probes, in registers that are the same: all of this is done once.
+@functools.lru_cache(maxsize=256)
+def _exit_probe(
+    block: ProbeBlock,
+    around: Usage,
+    starts: tuple[tuple[RelocKind, int], ...],
+    rules: frozenset[Rule],
+) -> tuple[int, ...]:
+    """Exit probes with numbers that the kernel does not use (``around``); ``starts`` are the
+    registers of what is kept from entry to exit."""
+    probe = list(without_meetings(block.words, rules))
+    if Rule.OWN_UNIFORMS in rules:
+        code_of_probe = tuple(probe)
+        probe = list(renamed(code_of_probe, free_numbers(code_of_probe, around)))
+    probe = [nothing(word) if joins(word) else word for word in probe]
+    reads, registers = start_reads(probe), dict(starts)
+    if reads:
+        probe = list(settled(tuple(probe), rules))
+    for index, kind, half in reads:
+        word = probe[index]
+        copied = copy_register(
+            DESTINATION.of(word),
+            registers[kind] + half,
+            guard=GUARD.of(word),
+            wait=WAIT.of(word),
+            stall=STALL.of(word),
+        )
+        # The load came after all before it, too.
+        probe[index] = after_everything(copied, rules)
+    probe[block.start] = after_everything(probe[block.start], rules)
+    return tuple(probe)
+
+
+@functools.lru_cache(maxsize=256)
+def _entry_probe(block: ProbeBlock, arch: int, rules: frozenset[Rule]) -> tuple[int, ...]:
+    """Entry probes that lanes leave at their end, all together."""
+    probe = [
+        nothing(word) if joins(word) else word
+        for word in tracked(block.words, rules)[block.start :]
+    ]
+    leaving = [index for index, word in enumerate(probe) if _leaves(word)]
+    if leaving == [len(probe) - 1]:
+        probe.pop()  # its EXIT is the last instruction: fall into what follows
+    else:
+        for index in leaving:
+            distance = (len(probe) - index - 1) * SIZE
+            probe[index] = jump_for_exit(probe[index], arch, distance, rules)
+    if Rule.MEETING_AGAIN in rules:
+        probe = list(between_barriers(probe, arch))
+    if probe:  # the assembler counts on an EXIT there, which waits for nothing
+        probe[-1] = before_wait(probe[-1], rules)
+    return tuple(probe)
+
+
 def _extended(code: Code, changed: dict[int, int], added: Sequence[int]) -> Code:
     """Changed code with more behind it, filled up to where a section ends."""
     padding = -(len(code) + len(added)) % (_CODE_ALIGNMENT // SIZE)
     return code.spliced(changed, bytes_of([*added, *[instruction(NOP, stall=0)] * padding]))
 
 
-def _check_single_exit(words: Sequence[int], kernel: str) -> None:
+def _check_single_exit(words: tuple[int, ...], kernel: str) -> None:
     """All lanes must come out of an entry probe together."""
+    leaving, whole = _ways_out(words)
+    if leaving != 1 or whole != 1:
+        raise UnsupportedError(
+            f"an entry probe in {kernel} whose lanes leave it at {leaving} places"
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _ways_out(words: tuple[int, ...]) -> tuple[int, int]:
+    """How many instructions end a thread, and how many of them every thread."""
     leaving = [word for word in words if _leaves(word)]
     whole = [word for word in leaving if GUARD.of(word) == PT and SECOND_GUARD.of(word) == PT]
-    if len(leaving) != 1 or len(whole) != 1:
-        raise UnsupportedError(
-            f"an entry probe in {kernel} whose lanes leave it at {len(leaving)} places"
-        )
+    return len(leaving), len(whole)
 
 
 def _leaves(word: int) -> bool:
