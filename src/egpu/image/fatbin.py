@@ -114,9 +114,9 @@ def _entries(data: Source, begin: int, end: int, wanted: Callable[[Member], bool
         if entry.kind in KINDS:
             payload = at + header_size
             stored = _stored(payload, entry)
-            member = _member(payload, entry, b"")
+            member = _member(payload, entry)
             if wanted(member):
-                member = _member(payload, entry, data[payload : payload + stored])
+                member = member._replace(data=data[payload : payload + stored])
             members.append(member)
         at += header_size + payload_size
     if any(data[at:end]):
@@ -133,8 +133,8 @@ def _stored(payload: int, entry: _Entry) -> int:
     return entry.compressed_size or entry.payload_size
 
 
-def _member(payload: int, entry: _Entry, data: bytes) -> Member:
-    """What is known of a member, with what was read of it."""
+def _member(payload: int, entry: _Entry) -> Member:
+    """What is known of a member of which nothing was read."""
     flags, compression = entry.flags, "none"
     if entry.compressed_size:
         match flags & (FLAG_LZ4 | FLAG_ZSTD):
@@ -150,7 +150,7 @@ def _member(payload: int, entry: _Entry, data: bytes) -> Member:
         arch=entry.arch,
         suffix=suffix,
         compression=compression,
-        data=data,
+        data=b"",
         size=entry.size if compression != "none" else entry.payload_size,
         offset=payload,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | memoryview  # of which nobody changes a byte while it is looked at
 
@@ -32,8 +32,7 @@ class MemberKind(enum.Enum):
     CUBIN = "cubin"
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One PTX text or cubin of an image.
 
     ``arch`` 90 for sm_90 or compute_90; ``suffix`` "a", "f" or "".  ``data`` as stored (compressed

@@ -33,6 +33,7 @@ SUFFIX = ".twin"
 _SIZE = re.compile(r"([0-9]{1,12})([KMG]?)", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _DIGEST = hashlib.sha256().digest_size
+_HEAD_SPACE = 4096  # bytes in which what is known of a twin mostly lies
 _UNFINISHED = ".new-"
 _UNFINISHED_S = 3600.0  # after which the session that was writing such a file must have been killed
 
@@ -116,19 +117,18 @@ class BuiltTwin:
         return b"".join((len(text).to_bytes(4, "little"), text, self.image))
 
     @classmethod
-    def from_bytes(cls, data: memoryview) -> BuiltTwin:
-        """The inverse of :meth:`to_bytes`, whose result a checksum has kept whole; ValueError if
-        something else was written.
+    def of(cls, text: bytes, image: bytes) -> BuiltTwin:
+        """What :meth:`to_bytes` gave as the head ``text`` and the image, which a checksum has kept
+        whole; ValueError if something else was written.
         """
-        end = 4 + int.from_bytes(data[:4], "little")
         try:
-            head = json.loads(bytes(data[4:end]))
+            head = json.loads(text)
             head.pop("origin", None)
             for name in ("globals", "uncovered"):
                 head[name] = tuple(head[name])
             head["way"] = Way(head["way"])
             head["patches"] = tuple((offset, addend) for offset, addend in head["patches"])
-            return cls(image=bytes(data[end:]), **head)
+            return cls(image=image, **head)
         except (AttributeError, RecursionError, TypeError, KeyError) as error:
             raise ValueError(f"not a twin: {error}") from error
 
@@ -188,9 +188,10 @@ class TwinCache:
         except OSError:
             return None
         try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
                 return None
-            twin = _read_twin(file)
+            twin = _read_twin(file, status.st_size)
             if twin is not None:
                 with contextlib.suppress(OSError):
                     os.utime(file)
@@ -243,25 +244,26 @@ class TwinCache:
             self._room = min(self._limit - left, self._limit // 8)
 
 
-def _read_twin(file: int) -> BuiltTwin | None:
-    """What an open file of the cache holds, None if it is not as it was written."""
-    with open(file, "rb", buffering=0, closefd=False) as stream:
-        body = _checked(memoryview(stream.readall()))
-    if body is None:
+def _read_twin(file: int, size: int) -> BuiltTwin | None:
+    """What an open file of the cache holds, None if it is of another format or not as it was
+    written."""
+    signed = len(CACHE_FORMAT) + _DIGEST
+    begin = signed + 4  # of the head, whose length stands before it
+    head = os.pread(file, _HEAD_SPACE, 0)
+    end = begin + int.from_bytes(head[signed:begin], "little")
+    if not head.startswith(CACHE_FORMAT) or end > size:
+        return None
+    if end > len(head):
+        head = os.pread(file, end, 0)
+    image = os.pread(file, size - end, end)  # by itself: nobody has to copy it
+    digest = hashlib.sha256(head[signed:end])
+    digest.update(image)
+    if digest.digest() != head[len(CACHE_FORMAT) : signed]:
         return None
     try:
-        return BuiltTwin.from_bytes(body)
+        return BuiltTwin.of(head[begin:end], image)
     except ValueError:
         return None
-
-
-def _checked(data: memoryview) -> memoryview | None:
-    """What a file of the cache holds, None if it is of another format or not as it was written."""
-    head = len(CACHE_FORMAT)
-    body = data[head + _DIGEST :]
-    if data[:head] != CACHE_FORMAT or hashlib.sha256(body).digest() != data[head : head + _DIGEST]:
-        return None
-    return body
 
 
 def read_origin(file: BinaryIO) -> tuple[Origin, str] | None:

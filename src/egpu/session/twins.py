@@ -77,13 +77,14 @@ class TwinBuilder:
         )
         if cache is not None:
             build_identity()  # looks at many files: now, and not while a launch waits
-        self._last_layout: tuple[ArenaLayout | None, str] = None, ""
+        self._layouts: dict[DeviceInfo, tuple[ArenaLayout, str]] = {}
         self._ids: dict[str, int] = {}
         self._reports: dict[tuple[int, bool], TwinReport] = {}
 
     def prepare(self) -> None:
-        """Compile the programs as most kernels get them, while a process only begins to use the
-        device: no launch waits then for LLVM.  Ends when a kernel is asked for.
+        """Compile the programs as most kernels get them, and name what twins are kept by, while a
+        process only begins to use the device: no launch waits then for LLVM.  Ends when a kernel is
+        asked for.
 
         What cannot be compiled is said of the kernels that should get it.
         """
@@ -93,6 +94,7 @@ class TwinBuilder:
                     return
                 if self._probes.is_enabled(item.program):
                     self._splicer.compiled(item, Launch.DIRECT)
+                    self._probes.fingerprint(item)
 
     def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
         """The twin of the kernel that was seen, or why there is none. Never raises EgpuError."""
@@ -180,7 +182,7 @@ class TwinBuilder:
         self, seen: KernelSeen, attachments: tuple[Attachment, ...]
     ) -> tuple[BuiltTwin, bool]:
         image = self._opened.image(seen)
-        layout = self._layout_of(seen.device)
+        layout, described = self._layout(seen.device)
         launch = Launch.CAPTURED if seen.captured else Launch.DIRECT
         if self._cache is None or self._assembler is None or not self._assembler.stable:
             return self._splicer.build(image, seen, attachments, layout, launch), False
@@ -189,7 +191,7 @@ class TwinBuilder:
             seen.kernel,
             str(seen.device.arch),
             launch.value,
-            self._described(layout),
+            described,
             self._assembler.description,
             self._splicer.way(image, seen, attachments).value,
             str(self._allow_occupancy_loss),
@@ -203,8 +205,10 @@ class TwinBuilder:
         self._cache.store(key, built, Origin(seen.kernel, programs, seen.device.arch))
         return built, False
 
-    def _described(self, layout: ArenaLayout) -> str:
-        """Everything in a layout; the same one is asked for with every kernel of a device."""
-        if self._last_layout[0] is not layout:
-            self._last_layout = layout, repr(layout)
-        return self._last_layout[1]
+    def _layout(self, device: DeviceInfo) -> tuple[ArenaLayout, str]:
+        """The layout on a device, and all that is in it: asked for with every kernel."""
+        found = self._layouts.get(device)
+        if found is None:
+            layout = self._layout_of(device)
+            found = self._layouts[device] = layout, repr(layout)
+        return found

@@ -1,7 +1,6 @@
 """Fatbins: every form that nvcc writes, and what is wrong with malformed ones."""
 
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import lz4.block
@@ -137,7 +136,7 @@ def test_members_unpack_into_memory_that_is_there(name):
     assert (bytes(place) == content) == (name == "zstd")
     for wrong in (member.data[:-1], member.data + b"more", member.data * 2):
         with pytest.raises(InputError):
-            unpack_into(replace(member, data=wrong), lambda size: memoryview(bytearray(size)))
+            unpack_into(member._replace(data=wrong), lambda size: memoryview(bytearray(size)))
     for declared in (len(content) - 1, len(content) + 1, 0):
         with pytest.raises(InputError):
             unpack_into(packed(name, content, declared), lambda size: memoryview(bytearray(size)))
@@ -156,6 +155,6 @@ def test_decompression_bombs_fail_without_being_unpacked(name):
 def test_damaged_data_are_an_input_error(name):
     member = only_ptx(name)
     with pytest.raises(InputError):
-        unpack(replace(member, data=member.data[:40]))
+        unpack(member._replace(data=member.data[:40]))
     with pytest.raises(InputError):
-        unpack(replace(member, data=bytes(len(member.data))))
+        unpack(member._replace(data=bytes(len(member.data))))

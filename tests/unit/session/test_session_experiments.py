@@ -205,3 +205,33 @@ def test_a_session_compiles_when_a_process_begins_and_keeps_twins_behind_its_ans
     assert again.resolve(seen_of("zstd.fatbin")) == answer
     assert again.reports()[0].cached
     assert len(done) == 2
+
+
+@needs_ptxas
+def test_layouts_are_made_and_programs_named_once(monkeypatch, tmp_path):
+    """Twins are kept by both: a launch should wait for neither."""
+    obj = read_object(KERNELCOUNT.read_bytes(), KERNELCOUNT.name)
+    probes, devices, named = ProbeSet([verify(each) for each in obj.programs]), [], []
+
+    def layout(device):
+        devices.append(device.sm_count)
+        return plan(obj.maps, device.sm_count)
+
+    made = TwinBuilder(
+        probes,
+        Assembler(find_ptxas()),
+        TwinCache(tmp_path),
+        layout,
+        allow_occupancy_loss=False,
+        machine_code=True,
+    )
+    made.prepare()
+    monkeypatch.setattr(attached.hashlib, "sha256", named.append)
+    kept = [probes.fingerprint(item) for item in probes.attachments]
+    monkeypatch.undo()
+    assert named == []
+    assert len(set(kept)) == 2
+    first = seen_of("zstd.fatbin")
+    for device in (first.device, first.device, replace(first.device, sm_count=78)):
+        assert isinstance(made.resolve(replace(first, device=device)), Twin)
+    assert devices == [132, 78]
