@@ -21,6 +21,7 @@ from egpu.image.cubin_tables import (
     NamedRows,
     Table,
     first_called,
+    letters_at,
     name_of,
     reaches_past,
     table_of,
@@ -223,7 +224,8 @@ def _sections(data: Buffer, header: dict[str, int]) -> Sequence[Section]:
         return Section(name_of(names, row[0]), row[1], row[4], row[5], row[6], row[7])
 
     begin, step = header["shoff"], header["shentsize"]
-    return NamedRows(table, names, section)
+    letters = letters_at(data, int(table["offset"][header["shstrndx"]]), len(names))
+    return NamedRows(table, names, section, letters)
 
 
 def list_cubin_kernels(cubin: Cubin) -> tuple[KernelInfo, ...]:

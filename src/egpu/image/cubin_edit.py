@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from egpu.errors import InputError
 from egpu.image.cubin import (
@@ -31,7 +32,7 @@ from egpu.image.cubin import (
     section_table,
     symbol_table_of,
 )
-from egpu.image.cubin_tables import NamedRows, Table, first_called, name_of, unnamed
+from egpu.image.cubin_tables import NamedRows, Table, first_called, letters_at, name_of, unnamed
 
 SHT_NULL, SHT_STRTAB, SHT_RELA, SHT_REL = 0, 3, 4, 9
 PT_PHDR = 6
@@ -311,19 +312,30 @@ def read_symbols(parts: CubinParts) -> Sequence[Symbol]:
     """Every symbol, in the table's order."""
     if parts.symbols is not None:
         return parts.symbols
+    table, names = _symbol_sections(parts)
+    return symbols_of(table.data, names.data)
+
+
+def _symbol_sections(parts: CubinParts) -> tuple[Part, Part]:
+    """The symbol table and the one with its names."""
     table = parts.parts[symbol_table(parts)]
     if table.link >= len(parts.parts):
         raise _malformed(f"symbol names in section {table.link} of {len(parts.parts)}")
-    return symbols_of(table.data, parts.parts[table.link].data)
+    return table, parts.parts[table.link]
 
 
 def with_symbols(parts: CubinParts) -> CubinParts:
-    """The same for who reads the symbols several times."""
-    return replace(parts, symbols=read_symbols(parts))
+    """What ``take_apart`` gave, for who reads the symbols several times."""
+    table, names = _symbol_sections(parts)
+    letters = letters_at(parts.cubin.data, names.offset, len(names.data))
+    return replace(parts, symbols=symbols_of(table.data, names.data, letters))
 
 
-def symbols_of(table: bytes, names: bytes) -> Sequence[Symbol]:
-    """The symbols of a table with these names; InputError where a name does not end."""
+def symbols_of(
+    table: bytes, names: bytes, letters: NDArray[np.uint64] | None = None
+) -> Sequence[Symbol]:
+    """The symbols of a table with these names; InputError where a name does not end.  ``letters``
+    as in ``NamedRows``."""
     rows = symbol_table_of(table)
     for at in unnamed(rows, names):
         raise _malformed(f"a symbol name at byte {rows['name'][at]} of {len(names)}")
@@ -332,7 +344,7 @@ def symbols_of(table: bytes, names: bytes) -> Sequence[Symbol]:
         row = SYMBOL.unpack_from(table, index * SYMBOL.size)
         return Symbol(index, name_of(names, row[0]), row[1], row[2], row[3], row[4], row[5])
 
-    return NamedRows(rows, names, symbol)
+    return NamedRows(rows, names, symbol, letters)
 
 
 def sized_symbol(table: bytes, index: int, size: int) -> bytes:

@@ -78,7 +78,7 @@ class Rows(Sequence[_Row]):
 class NamedRows(Rows[_Row]):
     """Rows of a table with names, found by name without making any of them.
 
-    ``letters``: the eight bytes of ``names`` that begin at each byte, NULs behind its end.
+    ``letters``: the eight bytes that begin at each byte of ``names`` (``letters_at``).
     """
 
     __slots__ = ("letters", "names", "places")
@@ -92,7 +92,7 @@ class NamedRows(Rows[_Row]):
     ) -> None:
         super().__init__(len(table), make)
         self.names = names
-        self.letters = words_at(names + bytes(8), "<u8") if letters is None else letters
+        self.letters = letters_at(names, 0, len(names)) if letters is None else letters
         self.places: NDArray[np.uint32] = np.ascontiguousarray(table["name"])
 
     def called(self, name: str) -> list[int]:
@@ -109,13 +109,14 @@ class NamedRows(Rows[_Row]):
         if len(text) > len(self.names):
             return np.zeros(0, np.int64)
         last = text[-8:]
-        # What ends behind the names is NUL there, and no name may end so: ``called`` looks again.
+        # Behind the names may be anything: ``called`` looks again.
         begin = np.minimum(self.places.astype(np.int64) + (len(text) - len(last)), len(self.names))
         alike = self.letters[begin] & _mask(len(last)) == int.from_bytes(last, "little")
         return alike.nonzero()[0]
 
     def beginning(self, prefix: bytes) -> NDArray[np.bool_]:
-        """For each row, whether its name begins with ``prefix`` of less than eight bytes."""
+        """For each row, whether its name begins with ``prefix`` of less than eight bytes; of names
+        that end within the table."""
         letters = self.letters[np.minimum(self.places, len(self.names))]
         found: NDArray[np.bool_] = letters & _mask(len(prefix)) == np.uint64(
             int.from_bytes(prefix, "little")
@@ -217,6 +218,14 @@ def name_bytes(names: bytes, at: int) -> bytes:
     if end >= 0 and text.isascii():
         return text
     return name_of(names, at).encode("utf-8", "backslashreplace")
+
+
+def letters_at(data: Buffer, begin: int, size: int) -> NDArray[np.uint64]:
+    """Of a string table that lies there, and of its end, the eight bytes that begin at each byte;
+    behind it may be anything."""
+    if begin + size + 8 <= len(data):
+        return np.ndarray((size + 1,), "<u8", data, begin, (1,))
+    return words_at(bytes(data[begin : begin + size]) + bytes(8), "<u8")
 
 
 def words_at(data: bytes, kind: str) -> NDArray[Any]:
