@@ -263,7 +263,8 @@ def symbol_table_of(content: bytes) -> Table:
 def kernel_symbols(symbols: Table) -> list[int]:
     """Which rows of a symbol table are kernels."""
     entries = (symbols["other"] & STO_ENTRY).astype(np.bool_)
-    return np.flatnonzero((symbols["info"] & 0xF == STT_FUNC) & entries).tolist()
+    found: list[int] = ((symbols["info"] & 0xF == STT_FUNC) & entries).nonzero()[0].tolist()
+    return found
 
 
 def ptx_sections(cubin: Cubin) -> tuple[Section, ...]:

@@ -151,7 +151,7 @@ def attribute_places(content: bytes) -> NDArray[np.int64]:
     while at < len(content):
         rows = min((len(content) - at) // _PAIR_SIZE, _WINDOW)
         heads = np.frombuffer(content, "<u4", rows * 3, at)[::3]
-        others = np.flatnonzero(heads & 0xFFFF00FF != _PAIR_HEAD)
+        others = (heads & 0xFFFF00FF != _PAIR_HEAD).nonzero()[0]
         alike = int(others[0]) if len(others) else rows
         step, ends = _PAIR_SIZE, at + alike * _PAIR_SIZE
         if not alike:

@@ -70,10 +70,10 @@ def contents_of(cubin: Cubin) -> Contents:
         symbols=symbols,
         table=rows,
         kernels=_Kernels(symbols, kernel_symbols(rows)),
-        about=Grouped(np.flatnonzero(describing), table["info"]),
+        about=Grouped(describing.nonzero()[0], table["info"]),
         describing=describing,
-        relocations=Grouped(np.flatnonzero(changing), table["info"]),
-        others=tuple(np.flatnonzero(others).tolist()),
+        relocations=Grouped(changing.nonzero()[0], table["info"]),
+        others=tuple(others.nonzero()[0].tolist()),
     )
 
 
@@ -115,7 +115,7 @@ def _describing(
     maybe = (info < len(table)) & (info > 0) & ~changing & code[about]
     flagged = (table["flags"] & _ABOUT_ANOTHER).astype(np.bool_)
     found: NDArray[np.bool_] = maybe & flagged
-    for at in np.flatnonzero(maybe & ~flagged & ~code).tolist():
+    for at in (maybe & ~flagged & ~code).nonzero()[0].tolist():
         own, other = (name_of(names, int(table["name"][each])) for each in (at, about[at]))
         found[at] = own.endswith(_after(other))
     return found

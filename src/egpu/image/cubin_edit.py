@@ -42,8 +42,8 @@ SHN_UNDEF = 0
 _LARGEST_ALIGNMENT = 1 << 16  # bytes; assemblers write 128 at most
 
 
-# Sections, symbols and the like are tuples: a twin is made of hundreds of them, and a frozen
-# dataclass takes three to six times as long to make.
+# Sections and the like are tuples: a twin is made of hundreds of them, and a frozen dataclass takes
+# three to six times as long to make.
 class Part(NamedTuple):
     """A section: its header and its bytes (none, with a ``size``, when it has none in the file);
     ``was``: how many bytes it has in the file that its offset refers to."""
@@ -81,7 +81,8 @@ class Segment(NamedTuple):
     align: int
 
 
-class Symbol(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Symbol:
     """An entry of the symbol table; ``section`` is an index, 0 for what is defined elsewhere."""
 
     index: int
@@ -158,9 +159,23 @@ def take_apart(cubin: Cubin) -> CubinParts:
 
     def part(at: int) -> Part:
         row = SECTION.unpack_from(data, header["shoff"] + at * SECTION.size)
-        name_at, kind, _, _, offset, size = row[:6]
+        name_at, kind, flags, address, offset, size, link, info, align, entsize = row
         stored = bytes(data[offset : offset + size]) if kind != SHT_NOBITS else b""
-        return Part(name_of(names, name_at), *row, stored, len(stored))
+        return Part(
+            name_of(names, name_at),
+            name_at,
+            kind,
+            flags,
+            address,
+            offset,
+            size,
+            link,
+            info,
+            align,
+            entsize,
+            stored,
+            len(stored),
+        )
 
     segments = tuple(
         Segment(*SEGMENT.unpack_from(data, header["phoff"] + at * SEGMENT.size))

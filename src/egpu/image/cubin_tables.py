@@ -6,7 +6,7 @@ A cubin has up to ten thousand sections and symbols, of which one kernel needs a
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
@@ -112,7 +112,8 @@ class NamedRows(Rows[_Row]):
         # Behind the names may be anything: ``called`` looks again.
         begin = np.minimum(self.places.astype(np.int64) + (len(text) - len(last)), len(self.names))
         alike = self.letters[begin] & _mask(len(last)) == int.from_bytes(last, "little")
-        return alike.nonzero()[0]
+        found: Column = alike.nonzero()[0]
+        return found
 
     def beginning(self, prefix: bytes) -> NDArray[np.bool_]:
         """For each row, whether its name begins with ``prefix`` of less than eight bytes; of names
@@ -195,12 +196,13 @@ def reaches_past(table: Table, length: int) -> Column:
     """Rows whose offset and size lead past ``length`` bytes."""
     offset, size = table["offset"], table["size"]
     room = np.uint64(length) - np.minimum(offset, np.uint64(length))
-    return np.flatnonzero((offset > np.uint64(length)) | (size > room))
+    found: Column = ((offset > np.uint64(length)) | (size > room)).nonzero()[0]
+    return found
 
 
 def unnamed(table: Table, names: bytes) -> Column:
     """Rows whose names do not end within the string table."""
-    return np.flatnonzero(table["name"].astype(np.int64) > names.rfind(b"\0"))
+    return (table["name"] >= names.rfind(b"\0") + 1).nonzero()[0]
 
 
 def name_of(names: bytes, at: int) -> str:
@@ -211,13 +213,16 @@ def name_of(names: bytes, at: int) -> str:
     return names[at:end].decode("utf-8", "backslashreplace")
 
 
-def name_bytes(names: bytes, at: int) -> bytes:
-    """The same name in UTF-8, which may not be how it is there."""
-    end = names.find(b"\0", at)
-    text = names[at:end]
-    if end >= 0 and text.isascii():
-        return text
-    return name_of(names, at).encode("utf-8", "backslashreplace")
+def names_bytes(names: bytes, places: Iterable[int]) -> list[bytes]:
+    """The same names in UTF-8, which may not be how they are there."""
+    find, found = names.find, []
+    for at in places:
+        end = find(b"\0", at)
+        text = names[at:end]
+        if end < 0 or not text.isascii():
+            text = name_of(names, at).encode("utf-8", "backslashreplace")
+        found.append(text)
+    return found
 
 
 def letters_at(data: Buffer, begin: int, size: int) -> NDArray[np.uint64]:

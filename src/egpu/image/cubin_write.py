@@ -33,7 +33,7 @@ from egpu.image.cubin_edit import (
     symbol_table,
     symbols_of,
 )
-from egpu.image.cubin_tables import Column, Rows, name_bytes
+from egpu.image.cubin_tables import Column, Rows, names_bytes
 
 STT_OBJECT = 1
 _CALL = 8  # bytes of a row of .nv.callgraph: caller, callee
@@ -87,7 +87,8 @@ class Writer:
                     raise _no_symbol(most)
                 kept[named] = True
         kept[common_of(self._contents).symbols] = True
-        return np.flatnonzero(kept)
+        found: Column = kept.nonzero()[0]
+        return found
 
     def parts(self) -> CubinParts:
         """The file, as it is when it is put together, opened and taken apart again; of its own
@@ -122,7 +123,7 @@ class Writer:
     def _symbol_table(self, strings: _Strings) -> bytes:
         table = self._contents.table[self._symbols]
         names = self._parts[self._parts[self._symtab].link].data
-        table["name"] = strings.add_all(name_bytes(names, at) for at in table["name"].tolist())
+        table["name"] = strings.add_all(names_bytes(names, table["name"].tolist()))
         sections = np.arange(max(len(self._parts), 1))
         sections[self._kept] = np.arange(len(self._kept))
         inside = table["section"] < len(self._parts)
@@ -241,16 +242,17 @@ class Writer:
     def _segments(self, rows: Sequence[Part], table: int) -> list[Segment]:
         """One for what each covered; those of which nothing is left go."""
         covering: list[tuple[Segment, list[Part]]] = []
+        loaded = [
+            (part, row)
+            for part, row in zip(self._kept_parts, rows, strict=True)
+            if part.flags & _ALLOCATED and part.type != SHT_NULL
+        ]
         own = struct.unpack_from("<Q", self._contents.parts.cubin.data, HEADER["phoff"][0])[0]
         for segment in self._contents.parts.segments:
             found: list[Part] = []
             itself = segment.type == PT_PHDR or segment.offset == own
             if not itself:
-                found = [
-                    row
-                    for part, row in zip(self._kept_parts, rows, strict=True)
-                    if _covers(segment, part)
-                ]
+                found = [row for part, row in loaded if _covers(segment, part)]
             if itself or found:
                 covering.append((segment, found))
         size = len(covering) * SEGMENT.size
@@ -266,8 +268,7 @@ _WRITABLE, _ALLOCATED = 1, 2
 
 
 def _covers(segment: Segment, part: Part) -> bool:
-    if not part.flags & _ALLOCATED or part.type == SHT_NULL:
-        return False
+    """Whether a segment holds a section that is loaded."""
     if part.type == SHT_NOBITS:
         ends = segment.offset + segment.file_size
         return segment.memory_size > segment.file_size and (

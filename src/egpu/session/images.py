@@ -36,7 +36,7 @@ _Place = tuple[str, tuple[int, ...], int]  # digest, offsets of what was read, a
 # What is kept: PyTorch's first step takes kernels of forty images in turn.
 _IMAGES, _MODULES, _CUBINS = 256, 16, 64
 # Bytes of images, of cubins, and of the memory that most of these take in turn.
-_STORED, _UNPACKED, _ROOM = 64 << 20, 256 << 20, 32 << 20
+_STORED, _UNPACKED, _ROOM = 64 << 20, 256 << 20, 64 << 20
 
 
 class OpenedImages:

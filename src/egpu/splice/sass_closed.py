@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from egpu.errors import InternalError, UnsupportedError
 from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
@@ -73,7 +71,7 @@ def check_spliced(before: Code, after: Code, arch: int) -> None:
     size = len(before)
     entering: set[int] = set()
     leaving: set[int] = set()
-    for index in np.flatnonzero(before.opcodes != after.opcodes[:size]).tolist():
+    for index in (before.opcodes != after.opcodes[:size]).nonzero()[0].tolist():
         if OPCODE.of(after[index]) != BRA:
             raise _wrong(index)
         (leaving if index else entering).add(_place(index, after[index], arch))

@@ -73,12 +73,13 @@ class Code:
         chosen = self.opcodes == opcodes[0]
         for opcode in opcodes[1:]:
             chosen |= self.opcodes == opcode
-        found: list[int] = np.flatnonzero(chosen).tolist()
+        found: list[int] = chosen.nonzero()[0].tolist()
         return found
 
     def halves(self, chosen: NDArray[np.int64]) -> NDArray[np.uint64]:
         """The lower and the upper half of the chosen instructions."""
-        return np.stack([self._column(at, 64)[chosen] for at in (0, 64)])
+        pairs: NDArray[np.uint64] = np.frombuffer(self._bytes, "<u8", 2 * self._count)
+        return pairs.reshape(-1, 2)[chosen].T
 
     def with_upper_halves(self, chosen: NDArray[np.int64], upper: NDArray[np.uint64]) -> Code:
         """The same with other upper halves of the chosen instructions."""

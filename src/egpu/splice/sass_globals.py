@@ -85,14 +85,16 @@ def share_globals(
     changed: dict[int, bytes] = {}
     for at in relocating(parts, bank):
         table = relocation_table(parts.parts[at])
-        gone = variables.named_by(table)
-        if used is not None:
-            gone &= np.isin(table["offset"], list(used))
-        places = np.flatnonzero(gone)
-        for index, symbol in zip(places.tolist(), table["symbol"][places].tolist(), strict=True):
+        stays = np.ones(len(table), np.bool_)
+        places = variables.named_by(table).nonzero()[0]
+        for index, symbol, offset in zip(
+            *(each.tolist() for each in (places, table["symbol"][places], table["offset"][places])),
+            strict=True,
+        ):
+            if used is not None and offset not in used:
+                continue
             name = variables.name(symbol)
             if name is None:
-                gone[index] = False
                 continue
             each = relocation_at(parts.parts[at], index)
             if each.type != _ADDRESS_64:
@@ -102,8 +104,9 @@ def share_globals(
                 data = parts.parts[bank].data
                 addend = int.from_bytes(data[each.offset : each.offset + 8], "little")
             shared.append(_Shared(bank, each.offset, name, addend))
-        if gone.any():
-            changed[at] = table[~gone].tobytes()
+            stays[index] = False
+        if not stays.all():
+            changed[at] = table[stays].tobytes()
     return parts.with_data(changed), tuple(shared)
 
 
@@ -117,7 +120,7 @@ def _check(
         if (name := variables.name(each.symbol)) is not None:
             raise UnsupportedError(f"{kernel.name}, whose code holds the address of {name}")
     constants = [at for at, part in enumerate(parts.parts) if part.name == _CONSTANTS]
-    maybe = np.flatnonzero(variables.in_sections(constants)).tolist()
+    maybe = variables.in_sections(constants).nonzero()[0].tolist()
     written = [name for name in map(variables.name, maybe) if name is not None]
     if written and used_constants(parts, kernel, 3, code) != frozenset():
         raise UnsupportedError(

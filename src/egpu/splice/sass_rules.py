@@ -95,8 +95,9 @@ class Rule(enum.Enum):
 
 EVERY_RULE = frozenset(Rule)
 _OWN_SCOREBOARD = 5
-_LOADS = np.isin(np.arange(1 << BASE.width), sorted(LOADS))
-_READS_LATE = np.isin(np.arange(1 << BASE.width), sorted(LATE_READERS))  # by base opcode
+_BASES = np.arange(1 << OPCODE.width) & (1 << BASE.width) - 1  # of each opcode
+_LOADS = np.isin(_BASES, sorted(LOADS))
+_READS_LATE = np.isin(_BASES, sorted(LATE_READERS))
 _VISIBLE_AFTER = 2
 
 
@@ -107,7 +108,7 @@ def with_scoreboards(code: Code, rules: frozenset[Rule]) -> Code:
 
 
 def _with_landed_loads(code: Code, rules: frozenset[Rule]) -> Code:
-    loads = np.flatnonzero(_LOADS[code.field(BASE)])
+    loads = _LOADS[code.opcodes].nonzero()[0]
     lower, upper = code.halves(loads)
     free = _of_upper(WRITE_SCOREBOARD, upper) == NO_SCOREBOARD
     free &= lower >> np.uint64(DESTINATION.at) & np.uint64(0xFF) != RZ
@@ -119,7 +120,7 @@ def _with_landed_loads(code: Code, rules: frozenset[Rule]) -> Code:
 def _with_late_reads(code: Code, rules: frozenset[Rule]) -> Code:
     if Rule.LATE_READS not in rules:
         return code
-    late = np.flatnonzero(_READS_LATE[code.field(BASE)])
+    late = _READS_LATE[code.opcodes].nonzero()[0]
     upper = code.halves(late)[1]
     free = (_of_upper(READ_SCOREBOARD, upper) == NO_SCOREBOARD) & (
         _of_upper(WRITE_SCOREBOARD, upper) == NO_SCOREBOARD

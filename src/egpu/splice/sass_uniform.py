@@ -207,7 +207,7 @@ def usage(words: Sequence[int]) -> Usage:
 def usage_of(code: Code) -> Usage:
     """What code may use, never less than it does."""
     named = _NAMED.of(_kinds(code))
-    some = np.flatnonzero(named)  # few of a kernel's instructions name any
+    some = named.nonzero()[0]  # few of a kernel's instructions name any
     masks = dict.fromkeys(_What, 0)
     for field, numbers in _numbers_named(code, named[some], some):
         what, _, span = _NAMED.fields[field]
