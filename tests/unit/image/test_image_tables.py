@@ -18,7 +18,7 @@ from egpu.image.cubin_attributes import (
 )
 from egpu.image.cubin_contents import TEXT
 from egpu.image.cubin_edit import SHT_REL, SHT_RELA
-from egpu.image.cubin_tables import SYMBOLS, Grouped, NamedRows, Rows, name_of
+from egpu.image.cubin_tables import SYMBOLS, Grouped, NamedRows, Rows, letters_at, name_of
 
 IMAGES = Path(__file__).parents[1] / "images"
 CUBINS = sorted(IMAGES.glob("*.cubin"))
@@ -131,3 +131,16 @@ def test_rows_by_what_a_column_says():
     assert dict(found) == {0: [1], 7: [0, 2, 4]}
     assert (len(found), found.get(3, ()), found.get(1 << 32, ())) == (2, (), ())
     assert dict(Grouped(np.zeros(0, np.int64), keys)) == {}
+
+
+def test_what_lies_behind_a_string_table_belongs_to_no_name():
+    names, behind = b"\0.text.a\0.te", b"xt.b\0" + bytes(8)
+    table = np.zeros(3, SYMBOLS)
+    table["name"] = [1, 9, len(names)]
+    for data in (names + behind, names):  # with room behind it, and at the very end
+        letters = letters_at(data, 0, len(names))
+        rows = NamedRows(table, names, lambda at: at, letters)
+        assert rows.called(".text.a") == [0]
+        assert rows.called(".text.b") == rows.called(".te") == []
+        assert rows.beginning(b".text.")[0]
+        assert not rows.beginning(b".texts.").any()
