@@ -190,8 +190,14 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
     }
 
 
-_BURSTS = (32 << 20, 128 << 20)  # bytes with headers, which rings hold while nobody reads
+# Bytes with headers of a small burst and a large one, which rings hold while nobody reads.
+_BURSTS = {
+    "thread": (128 << 20, 640 << 20),
+    "warp": (32 << 20, 96 << 20),
+    "alone": (32 << 20, 128 << 20),
+}
 _BURST_PAUSES = 4  # of a row of records: the reader waits until all is there
+_READ_BYTES_PER_US = 1500
 _LEAST_PAUSE_US = 60_000
 _BURST_LAUNCHES = 12, 3  # at full scale, and small
 
@@ -204,15 +210,18 @@ def drained(scale: Scale, ways: Ways, link: float) -> list[dict[str, object]]:
     launch that writes slower than is copied shows how fast it writes.
     """
     divisor = FULL.threads // scale.threads
-    pause = max(_BURST_PAUSES * scale.pause_us, _LEAST_PAUSE_US)
     launches = _BURST_LAUNCHES[divisor > 1]
     rows = []
     for kind, size in RECORDS:
-        for least, burst in enumerate(_BURSTS, 1):
+        for least, burst in enumerate(_BURSTS[kind], 1):
             groups = burst // divisor // _group_bytes(kind, size)
+            reading = burst // divisor // _READ_BYTES_PER_US
+            pause = max(_BURST_PAUSES * scale.pause_us, _LEAST_PAUSE_US) + reading
             blocks = max(least, groups * _PER_GROUP[kind] // BLOCK)
             rows.append(f"burst ring_{kind}_{size} {blocks} {BLOCK} 0 {launches} {pause}")
-    found = measured(replace(_ring_plan(rows, 4096), quiet=True), ways)
+    program = "rates_ring" if divisor > 1 else "rates_ring_large"
+    plan = replace(_ring_plan(rows, 4096), programs=(program,), quiet=True)
+    found = measured(plan, ways)
     _all_records(found)
     out = []
     for (kind, size), few, many in zip(RECORDS, found.rows[::2], found.rows[1::2], strict=True):

@@ -2,6 +2,10 @@
 /* One ring record of 16, 32 or 64 bytes for each thread or warp of the kernels of bench/rings.cu. */
 #include "keys.h"
 
+#ifndef RING_BYTES
+#define RING_BYTES (256 << 20)
+#endif
+
 #define RING(name, bytes)                           \
 	struct {                                    \
 		__uint(type, BPF_MAP_TYPE_RINGBUF); \
@@ -10,8 +14,8 @@
 
 /* A launch fits, also where one SM gets more than its share.  Records of warps have maps of their
  * own, each with records of one size: in device memory they get slots. */
-RING(ring, 256 << 20);
-RING(ring_16, 160 << 20);
+RING(ring, RING_BYTES);
+RING(ring_16, 128 << 20);
 RING(ring_32, 160 << 20);
 RING(ring_64, 160 << 20);
 

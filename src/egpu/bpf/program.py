@@ -60,7 +60,8 @@ class MapSpec:
     ``initial`` is the content of .rodata/.data (None: zero-filled); ``read_only`` means that
     programs cannot write it, and nobody else once they run; ``deletes`` that they may delete its
     entries.  ``on_device``: a ring whose records are written to device memory; ``stamped``: bytes
-    of each of them, if all are written whole by lanes that are alone, else 0.  ``extra`` is Linux's map_extra: how many bits of a Bloom filter a value has (0: 5).
+    of each of them, if all are written whole by lanes that are alone, else 0.  ``extra`` is
+    Linux's map_extra: how many bits of a Bloom filter a value has (0: 5).
     ``inner`` are the indices of the maps in a map of maps by key, ``NO_MAP`` where a key has none;
     all of one shape.
     ``key_type``/``value_type`` are BTF type ids in ``btf``, 0 if unknown.

@@ -25,8 +25,8 @@ _LAST = (1 << RING_ROOM) - (1 << RING_ROOM - 8)  # no ring goes beyond: its numb
 # those that saw some: `asked + room` is the number of slots that were taken, whatever is asked for
 # in vain.  Who saw none looks at the tail.  If that gives room, one exchange puts it into the word
 # and takes the first of the new slots; asking in vain ends with it, and so it does, seldom, where
-# it would fill the room's bits.  An exchange fails because others asked meanwhile, or gave the room:
-# then this lane asks again.
+# it would fill the room's bits.  An exchange fails because others asked meanwhile, or gave the
+# room: then this lane asks again.
 #
 # `differing` keeps ptxas from adding up over lanes that are not there.
 _TAKE_SLOT = f"""\
