@@ -192,14 +192,16 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
 
 # Bytes with headers of a small burst and a large one, which rings hold while nobody reads.
 _BURSTS = {
-    "thread": (128 << 20, 640 << 20),
-    "warp": (32 << 20, 96 << 20),
-    "alone": (32 << 20, 128 << 20),
+    **{("thread", size): (128 << 20, 640 << 20) for size in (64, 32, 16)},
+    ("warp", 64): (64 << 20, 256 << 20),
+    ("warp", 32): (32 << 20, 144 << 20),
+    ("warp", 16): (32 << 20, 96 << 20),
+    ("alone", 16): (32 << 20, 128 << 20),
 }
 _BURST_PAUSES = 4  # of a row of records: the reader waits until all is there
 _READ_BYTES_PER_US = 1500
 _LEAST_PAUSE_US = 60_000
-_BURST_LAUNCHES = 12, 3  # at full scale, and small
+_BURST_LAUNCHES = 20, 3  # at full scale, and small
 
 
 def drained(scale: Scale, ways: Ways, link: float) -> list[dict[str, object]]:
@@ -213,7 +215,7 @@ def drained(scale: Scale, ways: Ways, link: float) -> list[dict[str, object]]:
     launches = _BURST_LAUNCHES[divisor > 1]
     rows = []
     for kind, size in RECORDS:
-        for least, burst in enumerate(_BURSTS[kind], 1):
+        for least, burst in enumerate(_BURSTS[kind, size], 1):
             groups = burst // divisor // _group_bytes(kind, size)
             reading = burst // divisor // _READ_BYTES_PER_US
             pause = max(_BURST_PAUSES * scale.pause_us, _LEAST_PAUSE_US) + reading

@@ -13,6 +13,12 @@
 
 #include "drain.h"
 
+/* Bytes that a ring's copies go on by at once, a multiple of a granule: other lanes' copies come while
+ * these are looked at, whose flags are still in the CPU's caches then. */
+#ifndef EGPU_AT_ONCE
+#define EGPU_AT_ONCE (2 << 20)
+#endif
+
 /* Up to where the session is done. */
 static uint64_t reader(const struct arena *arena, const struct ring *ring)
 {
@@ -112,6 +118,15 @@ static uint64_t from_where(const struct arena *arena, const struct ring *ring)
     return arena->draining.ending || missing == position + 1 ? position : drained;
 }
 
+/* Up to where it is copied next.  What was copied already and is not given out may be a part of a group,
+ * and is copied with the next piece, however large it is. */
+static uint64_t up_to(const struct arena *arena, const struct ring *ring, uint64_t from, uint64_t end)
+{
+    uint64_t copied = arena->draining.copied[ring->number], step = egpu_slot_stride(ring->map);
+    uint64_t most = (copied > from ? copied : from) + EGPU_AT_ONCE / step * step;
+    return arena->draining.ending || end < most ? end : most;
+}
+
 /* How far rings are to be copied, by the heads that came: zeros at first.  `copied` of their readers is
  * withdrawn for all whose bytes may change, but for slots, which tell by themselves. */
 static bool look_at_heads(struct arena *arena, struct lane *lane)
@@ -123,9 +138,10 @@ static bool look_at_heads(struct arena *arena, struct lane *lane)
     EACH_RING(part, ring)
     {
         uint64_t drained = from_where(arena, &ring), end = claimed(arena, &ring);
+        uint64_t next = up_to(arena, &ring, drained, end);
         draining->drained[ring.number] = drained;
-        draining->copied[ring.number] = end > drained ? end : drained;
-        if (end <= drained)
+        draining->copied[ring.number] = next > drained ? next : drained;
+        if (next <= drained)
             continue;
         any = true;
         lane->hurried |= end - drained > ring.map->ring_size / 4;

@@ -68,6 +68,7 @@ bool egpu_flags_clear(struct arena *arena, struct lane *lane, const struct ring 
                       uint64_t position, uint64_t end);
 
 /* stamped.c */
+uint64_t egpu_slot_stride(const struct egpu_ring *map);
 uint64_t egpu_slots_taken(const struct egpu_ring *map, uint64_t head);
 
 /* upload.c */
