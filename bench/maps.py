@@ -193,8 +193,8 @@ def rings(scale: Scale, ways: Ways) -> dict[str, object]:
 # Bytes with headers of a small burst and a large one, which rings hold while nobody reads.
 _BURSTS = {
     **{("thread", size): (128 << 20, 640 << 20) for size in (64, 32, 16)},
-    ("warp", 64): (64 << 20, 256 << 20),
-    ("warp", 32): (32 << 20, 144 << 20),
+    ("warp", 64): (64 << 20, 192 << 20),
+    ("warp", 32): (32 << 20, 96 << 20),
     ("warp", 16): (32 << 20, 96 << 20),
     ("alone", 16): (32 << 20, 128 << 20),
 }

@@ -16,8 +16,8 @@
  * own, each with records of one size: in device memory they get slots. */
 RING(ring, RING_BYTES);
 RING(ring_16, 128 << 20);
-RING(ring_32, 192 << 20);
-RING(ring_64, 320 << 20);
+RING(ring_32, 128 << 20);
+RING(ring_64, 256 << 20);
 
 #define OUTPUT(level, kind, bytes, ring)                                    \
 	SEC("kprobe" level "/ring_" #kind "_" #bytes)                       \
