@@ -17,7 +17,7 @@ from egpu.codegen.device_code import RelocKind
 from egpu.codegen.helper_call import Call, argument_place, copy, copy_run_time, is_straight
 from egpu.codegen.library_ring import BY_COMMIT, BY_FLAG, GROUP
 from egpu.codegen.scope import STATE_MAPS, Scope
-from egpu.codegen.stamped import write_slot
+from egpu.codegen.stamped import write_alone
 from egpu.errors import InternalError
 
 # Linux's errno values as helpers give them (uapi/asm-generic/errno-base.h).
@@ -161,23 +161,8 @@ def _size(call: Call, register: int) -> str:
 def _write(call: Call, index: int, output: _Output) -> str:
     """Write a record to this SM's ring of map ``index``; what the helper gives."""
     if call.scope.unit.verified.program.maps[index].stamped:
-        return _write_alone(call, index, output)
+        return write_alone(call, index, output.data, wrong=output.wrong, full=output.full)
     return _write_together(call, ring_at(call.scope, index), output)
-
-
-def _write_alone(call: Call, index: int, output: _Output) -> str:
-    """The same into a stamped slot, which any record of the map fits."""
-    body = call.scope.body
-    result = body.variable(body.fresh("output"), "i64")
-    body.store("i64", output.wrong, "ptr", result, 8)
-    right, done = body.fresh("right"), body.fresh("done")
-    body.branch_if(body.compare("eq", "i64", output.wrong, "0"), right, done)
-    body.label(right)
-    written = write_slot(call, index, output.data)
-    body.store("i64", body.select(written, "i64", "0", str(output.full)), "ptr", result, 8)
-    body.branch(done)
-    body.label(done)
-    return body.load("i64", "ptr", result, 8)
 
 
 def _write_together(call: Call, ring: Ring, output: _Output) -> str:

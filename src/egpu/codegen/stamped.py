@@ -11,7 +11,24 @@ from egpu.codegen.scope import Scope
 _WORD = 8
 
 
-def write_slot(call: Call, index: int, data: int) -> str:
+def write_alone(call: Call, index: int, data: int, *, wrong: str, full: int) -> str:
+    """Write the record that register ``data`` points to into a slot of map ``index``: what the
+    helper gives, which is ``wrong`` (a value) if that is not 0, and ``full`` if there is no slot.
+    Every record of the map fits one."""
+    body = call.scope.body
+    result = body.variable(body.fresh("output"), "i64")
+    body.store("i64", wrong, "ptr", result, 8)
+    right, done = body.fresh("right"), body.fresh("done")
+    body.branch_if(body.compare("eq", "i64", wrong, "0"), right, done)
+    body.label(right)
+    written = _write_slot(call, index, data)
+    body.store("i64", body.select(written, "i64", "0", str(full)), "ptr", result, 8)
+    body.branch(done)
+    body.label(done)
+    return body.load("i64", "ptr", result, 8)
+
+
+def _write_slot(call: Call, index: int, data: int) -> str:
     """Write what register ``data`` points to into a slot of map ``index``: whether there was one
     (an i1)."""
     scope, body = call.scope, call.scope.body
