@@ -107,15 +107,17 @@ static uint64_t claimed(const struct arena *arena, const struct ring *ring)
 }
 
 /* From where the ring is copied.  Slots are given out without being looked at: the session says where
- * it found one that was not whole. */
+ * it found one that was not whole, each time that it looks.  It is copied again once for that: a session
+ * that reads seldom would otherwise have all behind it copied over and over. */
 static uint64_t from_where(const struct arena *arena, const struct ring *ring)
 {
-    uint64_t position = reader(arena, ring), drained = arena->draining.drained[ring->number];
+    uint64_t position = reader(arena, ring), missing = position + 1;
     if (ring->map->stamped == 0)
-        return drained;
-    uint64_t missing = atomic_load_explicit(word(arena, ring, EGPU_RING_READER_AT_MISSING),
-                                            memory_order_relaxed);
-    return arena->draining.ending || missing == position + 1 ? position : drained;
+        return arena->draining.drained[ring->number];
+    bool asked = atomic_compare_exchange_strong_explicit(
+        word(arena, ring, EGPU_RING_READER_AT_MISSING), &missing, 0, memory_order_relaxed,
+        memory_order_relaxed);
+    return asked || arena->draining.ending ? position : arena->draining.drained[ring->number];
 }
 
 /* Up to where it is copied next.  What was copied already and is not given out may be a part of a group,

@@ -28,8 +28,9 @@ it is of this lap: the first by the stamp, the others by their lowest bit, which
 lap and the next; no lap leaves out a slot or one of its words.  Words of 8 bytes are written and
 copied whole, so a slot is there as soon as all of its words say so.  The agent, which has no time
 to look at each, moves ``limit`` to where it has copied; the reader sees whether they are whole and
-puts the bits back.  A slot that was copied while it was written is ``missing``: it is copied again
-with all behind it, and so is, at the end, all that is not read.
+puts the bits back.  A slot that was copied while it was written is ``missing``, which the agent
+sets back to 0 before it copies the slot again, with all behind it: once for each time that the
+reader finds it so.  At the end all that is not read is copied again.
 
 A producer takes a slot by one addition to ``head``, which says whether there was room when it came:
 the number of slots and the room left are one word.  One that found none looks at ``tail`` and gives

@@ -64,6 +64,7 @@ class Rig:
         """Copies of a ring begin: from and up to where."""
         position = int(self.arena.words[self.word(slot, "position")])
         if self.arena.words[self.word(slot, "missing")] == position + 1:
+            self.arena.words[self.word(slot, "missing")] = 0
             self.drained[slot] = position
         self.copied[slot] = self.producers[slot].taken * self.stride
 
