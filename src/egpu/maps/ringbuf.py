@@ -17,7 +17,14 @@ from egpu.bpf.maptypes import MapType
 from egpu.bpf.program import MapSpec
 from egpu.errors import InputError
 from egpu.maps.groups import Groups
-from egpu.maps.layout import READER_STRIDE, RING_READER, ArenaLayout, MapPlace, round_up
+from egpu.maps.layout import (
+    READER_STRIDE,
+    RING_READER,
+    ArenaLayout,
+    MapPlace,
+    round_up,
+    stamped_stride,
+)
 from egpu.maps.memory import HostArena, RingControl, fence
 from egpu.maps.stamped import Slots
 from egpu.maps.taking import Taker, native_reader
@@ -149,18 +156,23 @@ class RingReader:
         """The rest, after the workload's last snapshot, whose ring counters are ``controls``.
 
         Claimed room that was never published is skipped and its records are counted as holes.  If
-        the snapshot is older than the last records (a killed workload), those are given as well.
+        the snapshot is older than the last records (a killed workload), those are given as well;
+        of room in device memory that was claimed since, as far as it was copied.
         """
         out: list[Batch] = []
         for slot, control in enumerate(controls):
             while True:
                 out.extend(self._drain(slot, slot + 1))
-                if self._position[slot] >= control.head:
+                head = max(control.head, self._copied(slot))
+                if self._position[slot] >= head:
                     break
-                self._skip(slot, control.head)
+                self._skip(slot, head)
         known = self._received + self._discarded
         # A snapshot taken before the end counts fewer than were received: a lower bound.
         self._produced = max(sum(control.produced for control in controls), known)
+        if self._place.ring_stamped:  # which are numbered
+            stride = stamped_stride(self._place.ring_stamped)
+            self._produced = sum(self._position) // stride
         self._dropped = sum(control.dropped for control in controls)
         self._holes = self._produced - known
         return out
@@ -175,6 +187,12 @@ class RingReader:
         limit = int(self._arena.words[self._reader_word(slot, "limit")])
         fence()
         return limit
+
+    def _copied(self, slot: int) -> int:
+        """Up to where claimed room of a ring in device memory was copied; 0 of another."""
+        if not self._place.ring_device:
+            return 0
+        return int(self._arena.words[self._reader_word(slot, "copied")])
 
     def _drain(self, slot: int, end: int) -> Iterator[Batch]:
         """The records of rings ``slot`` to before ``end``."""
@@ -219,7 +237,7 @@ class RingReader:
         start = self._position[slot]
         end = head = min(head, start + self._place.ring_size)
         if self._place.ring_device:
-            end = min(end, int(self._arena.words[self._reader_word(slot, "copied")]))
+            end = min(end, self._copied(slot))
         first, last = self._form.published(slot, start, end) or (head, head)
         self._advance(slot, first)
         if self._place.ring_device:

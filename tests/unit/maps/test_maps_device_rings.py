@@ -198,6 +198,20 @@ def test_what_was_copied_is_given_out_at_the_end_and_holes_are_counted():
     assert (hole, counts.received, counts.discarded, counts.holes) == (0, 2, 1, 3)
 
 
+def test_what_was_copied_since_the_last_snapshot_comes_as_well():
+    """Behind a hole, too."""
+    rig = Rig()
+    controls, producer = rig.controls(), rig.producers[1]
+    producer.claim(8)
+    assert producer.send([b"8 bytes!"])
+    rig.copy_flags(1)
+    rig.copy_records(1)
+    rig.give_out(1, [])
+    assert producer.send([b"too late"])
+    (batch,) = rig.reader.drain_final(controls)
+    assert list(batch.records()) == [b"8 bytes!"]
+
+
 def test_a_copy_that_was_on_its_way_is_not_looked_at():
     rig = Rig()
     assert rig.producers[0].send([b"8 bytes!"])

@@ -264,19 +264,23 @@ def test_a_copy_that_was_on_its_way_is_not_looked_at():
     assert rig.reader.counts.holes == 2
 
 
-def test_what_was_copied_behind_the_last_snapshot_comes_as_well():
-    """As far as nothing is missing before it."""
+@pytest.mark.parametrize("counted", [0, 2, 3, 4])
+def test_what_was_copied_behind_the_last_snapshot_comes_as_well(counted):
+    """Wherever that ended, before or behind a slot that is not whole."""
     rig = Rig()
     producer = rig.ready(0)
-    controls = rig.controls()
-    numbers = producer.send(2)
-    producer.take(1)
-    producer.send(1)
+    sent, controls = [], rig.controls()
+    for at in range(6):
+        (number,) = producer.take(1)
+        if at != 2:
+            producer.write(number)
+            sent.append(number)
+        if at + 1 == counted:
+            controls = rig.controls()
     rig.round(0)
-    assert list(rig.reader.drain_final(controls)[0].records()) == [
-        producer.record(number) for number in numbers
-    ]
-    assert (rig.reader.counts.received, rig.reader.counts.holes) == (2, 0)
+    producer.send(1)  # and the workload is killed
+    assert rig.final(controls) == [[producer.record(number) for number in sent], []]
+    assert (rig.reader.counts.received, rig.reader.counts.holes) == (5, 1)
 
 
 @pytest.mark.parametrize("size", [8, 16, 24, 40, 256])
