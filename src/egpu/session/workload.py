@@ -184,7 +184,9 @@ class Attachment:
                 hint="start it anew to attach others",
             )
         self._broker = broker
-        idle.server.set_epoch()  # it was detached by a session before
+        # It was detached before.  A launch that comes until programs are there is told that nothing
+        # is attached: one that did not wait for that would count as one whose twin was late.
+        idle.server.set_epoch(twin_wait_s=self._wait_s)
         cleanup.callback(self._release)
         return idle.server
 
