@@ -3,7 +3,7 @@
  *
  *     agent_unit_drain SEED STEPS FAIL     copies fail from the FAILth on (0: none does)
  *
- * Producers of maps with stamped slots are in unit_drain_slots.c.
+ * Producers of maps with stamped slots are in unit_drain_slots.c, the driver in unit_drain_driver.c.
  *
  * With an even SEED groups begin at the same places in all laps but one of EGPU_RING_LAPS: a flag from
  * then, which is not written again, must not pass for one of the lap with the same number.
@@ -18,11 +18,9 @@
 #include "../reader/reader.c"
 #include "unit_drain.h"
 
-/* RING: bytes of a ring of groups, which ROOM is enough for as for one of slots. */
-enum { RING = 512, ROOM = 4096, FLIGHT = 4, QUEUE = 256, WORDS = 10, STREAMS = EGPU_LANES };
-enum { READERS = 4096, MAP_DEVICE = SLOTS * ROOM, MAP_FLAGS = MAP_DEVICE / EGPU_RING_GRANULE };
+/* RING: bytes of a ring of groups. */
+enum { RING = 512, FLIGHT = 4, WORDS = 10, READERS = 4096, HOST_RINGS = 8192 };
 enum { CONTROLS = SLOTS * EGPU_RING_CONTROL_SIZE, ZEROS = RING / EGPU_RING_GRANULE };
-enum { DEVICE = 4096, HOST_RINGS = 8192, DEVICE_END = DEVICE + MAPS * (MAP_DEVICE + MAP_FLAGS) };
 
 /* A group that a producer writes; words of all its records, written in order. */
 struct flight {
@@ -35,26 +33,13 @@ struct producer {
     uint64_t serial, produced, dropped, received, last;
 };
 
-struct job {
-    unsigned char *to;
-    const unsigned char *from;
-    uint64_t size, unit, done, start, step, to_pitch, from_pitch;
-};
-
 _Alignas(16) unsigned char device[DEVICE_END];
 _Alignas(16) unsigned char host[HOST_RINGS + MAPS * (MAP_DEVICE + MAP_FLAGS + CONTROLS + ZEROS)];
 struct egpu_ring rings[MAPS];
 static uint64_t read_to[MAPS][SLOTS];
 static struct producer producers[GROUPS][SLOTS];
-static struct stream {
-    struct job queue[QUEUE];
-    unsigned first, jobs;
-} streams[STREAMS];
-static unsigned made, calls, fail, record_copies;
 static uint64_t state, discarded, behind;
 static bool regular;
-static enum { MANY_TAKEN, MANY_ABSENT, MANY_REFUSED } many;
-static bool said;
 
 uint64_t random_below(uint64_t limit)
 {
@@ -68,136 +53,6 @@ void bad(const char *what)
 {
     printf("%s\n", what);
     exit(1);
-}
-
-/* ------------------------------------------------------------------ the driver */
-
-static CUresult add(CUstream handle, struct job job)
-{
-    static const uint64_t steps[] = {1, 7, 11, 13};
-    struct stream *stream = (void *)handle;
-    if (++calls >= fail && fail != 0)
-        return 700;
-    if (stream->jobs == QUEUE)
-        bad("queue full");
-    uint64_t count = job.size / job.unit;
-    job.start = random_below(count);
-    job.step = steps[random_below(4)];
-    if (count % 7 == 0 || count % 11 == 0 || count % 13 == 0)
-        job.step = random_below(2) ? 1 : count - 1;
-    stream->queue[(stream->first + stream->jobs++) % QUEUE] = job;
-    return CUDA_SUCCESS;
-}
-
-static void pump(struct stream *stream, uint64_t units)
-{
-    for (; units > 0 && stream->jobs > 0; units--) {
-        struct job *job = &stream->queue[stream->first];
-        uint64_t count = job->size / job->unit;
-        uint64_t at = (job->start + job->done * job->step) % count;
-        unsigned char *to = job->to + at * job->to_pitch;
-        memcpy(to, job->from + at * job->from_pitch, job->unit);
-        if (++job->done == count) {
-            stream->first = (stream->first + 1) % QUEUE;
-            stream->jobs--;
-        }
-    }
-}
-
-/* Rings of slots have no flags: theirs are said to be where nothing is. */
-static void check_place(CUdeviceptr place, size_t size)
-{
-    CUdeviceptr begin = (CUdeviceptr)(uintptr_t)device;
-    if (place < begin || size > DEVICE_END || place - begin > DEVICE_END - size)
-        bad("a copy of what is not on the device");
-}
-
-static CUresult copy_out(void *to, CUdeviceptr from, size_t size, CUstream stream)
-{
-    check_place(from, size);
-    record_copies += from >= (CUdeviceptr)(uintptr_t)(device + DEVICE);
-    uint64_t unit = (size | (uintptr_t)to | from) % 8 == 0 ? 8 : EGPU_RING_FLAG_SIZE;
-    return add(stream, (struct job){.to = to, .from = (unsigned char *)(uintptr_t)from, .size = size,
-                                    .unit = unit, .to_pitch = unit, .from_pitch = unit});
-}
-
-/* In any order, like the bytes of one copy.  Drivers before 12.8 do not have it; others may refuse. */
-static CUresult copy_many(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count,
-                          CUmemcpyAttributes *attributes, size_t *firsts, size_t attribute_count,
-                          size_t *failed, CUstream stream)
-{
-    if (attribute_count != 1 || *firsts != 0 || failed == NULL || count == 0 ||
-        attributes->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
-        bad("arguments that no driver takes");
-    uint64_t at = random_below(count);
-    for (size_t i = 0; i < count; i++, at = (at + 1) % count) {
-        if (many == MANY_REFUSED && i > 0)
-            return CUDA_ERROR_INVALID_VALUE;
-        CUresult result = copy_out((void *)(uintptr_t)to[at], from[at], sizes[at], stream);
-        if (result != CUDA_SUCCESS)
-            return result;
-    }
-    return CUDA_SUCCESS;
-}
-
-static CUresult copy_words(const CUDA_MEMCPY2D_v2 *copy, CUstream stream)
-{
-    return add(stream, (struct job){.to = (unsigned char *)(uintptr_t)copy->dstDevice,
-                                    .from = copy->srcHost, .size = 8 * copy->Height, .unit = 8,
-                                    .to_pitch = copy->dstPitch, .from_pitch = copy->srcPitch});
-}
-
-static CUresult copy_in(CUdeviceptr to, const void *from, size_t size, CUstream stream)
-{
-    check_place(to, size);
-    return add(stream, (struct job){.to = (unsigned char *)(uintptr_t)to, .from = from, .size = size,
-                                    .unit = 1, .to_pitch = 1, .from_pitch = 1});
-}
-
-static CUresult query(CUstream handle)
-{
-    struct stream *stream = (void *)handle;
-    pump(stream, random_below(200));
-    return stream->jobs == 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-}
-
-static CUresult create(CUstream *stream, unsigned flags)
-{
-    (void)flags;
-    *stream = (CUstream)(void *)&streams[made++];
-    return CUDA_SUCCESS;
-}
-
-void *egpu_real(enum egpu_entry_point point)
-{
-    switch (point) {
-    case EP_cuMemcpyDtoHAsync_v2:
-        return (void *)(uintptr_t)copy_out;
-    case EP_cuMemcpyBatchAsync:
-        return many == MANY_ABSENT ? NULL : (void *)(uintptr_t)copy_many;
-    case EP_cuMemcpy2DAsync_v2:
-        return (void *)(uintptr_t)copy_words;
-    case EP_cuMemcpyHtoDAsync_v2:
-        return (void *)(uintptr_t)copy_in;
-    case EP_cuStreamQuery:
-        return (void *)(uintptr_t)query;
-    case EP_cuStreamCreate:
-        return (void *)(uintptr_t)create;
-    default:
-        return NULL;
-    }
-}
-
-void egpu_say(const char *format, ...)
-{
-    (void)format;
-    said = true;
-}
-
-uint64_t egpu_now(void)
-{
-    static uint64_t now;
-    return ++now;
 }
 
 /* ------------------------------------------------------------------ producers */
@@ -430,7 +285,7 @@ static void check_rest(struct arena *arena)
         if (turn == TURNS - REST)
             before = record_copies;
         for (int i = 0; i < STREAMS; i++)
-            pump(&streams[i], UINT64_MAX);
+            pump(each_stream[i], UINT64_MAX);
         egpu_drain_turn(arena);
     }
     if (arena->draining.active && record_copies != before)
@@ -471,7 +326,7 @@ int main(int argc, char **argv)
         if (what < 60)
             produce(true);
         else if (what < 85)
-            pump(&streams[random_below(STREAMS)], random_below(100));
+            pump(each_stream[random_below(STREAMS)], random_below(100));
         else if (what < 95 && arena.draining.active)
             egpu_drain_turn(&arena);
         else

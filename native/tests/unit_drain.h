@@ -8,7 +8,10 @@
 
 #include "../agent/agent.h"
 
-enum { GROUPS = 2, MAPS = 4, SLOTS = 3 }; /* SLOTS: rings of a map */
+enum { GROUPS = 2, MAPS = 4, SLOTS = 3, STREAMS = EGPU_LANES }; /* SLOTS: rings of a map */
+/* ROOM: bytes that are enough for a ring of either kind. */
+enum { ROOM = 4096, MAP_DEVICE = SLOTS * ROOM, MAP_FLAGS = MAP_DEVICE / EGPU_RING_GRANULE };
+enum { DEVICE = 4096, DEVICE_END = DEVICE + MAPS * (MAP_DEVICE + MAP_FLAGS) };
 
 extern unsigned char device[], host[];
 extern struct egpu_ring rings[MAPS];
@@ -24,6 +27,16 @@ static inline uint64_t *reader_of(int map, int slot)
 {
     return (uint64_t *)(void *)(host + rings[map].host_offset + slot * EGPU_READER_STRIDE);
 }
+
+/* unit_drain_driver.c: copies that are done a word at a time, in any order, when they are pumped. */
+struct stream;
+
+extern struct stream *const each_stream[STREAMS];
+extern unsigned calls, fail, record_copies; /* `fail`: the call from which on copies fail, 0: none */
+extern enum many { MANY_TAKEN, MANY_ABSENT, MANY_REFUSED } many; /* cuMemcpyBatchAsync */
+extern bool said; /* something to the user */
+
+void pump(struct stream *stream, uint64_t units);
 
 /* unit_drain_slots.c: `map` is one with stamped slots. */
 struct slot_counts {

@@ -104,10 +104,7 @@ def _attached_late(idle: subprocess.Popen[str], attached: Path) -> tuple[int, in
     # One that no probe asks for shows where it launched before that was known.
     (kernel,) = [row for row in report["kernels"] if row["launches_probed"]]
     probed = kernel["launches_probed"]
-    # One may have been under way as the session came.
-    late = kernel["launches_seen"] - probed
-    assert late == sum(kernel["not_probed"].values()) <= 1, kernel
-    assert probed > 0, kernel
+    assert kernel["launches_seen"] == probed > 0, kernel
     maps = {
         name: {row["key"]: row["value"] for row in rows} for name, rows in report["maps"].items()
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from egpu.sim import SimulatedDevice, private_folder
 
 _LATE = Feature.CLOCK | Feature.ALLOCATIONS | Feature.STACKS
 IDLE_WAIT_S = 1.0  # what a kernel's first launch waits to hear that nothing is attached
+_HOLD_S = 1.0  # what one waits for a session that is attaching
 
 
 class Settings(Protocol):
@@ -184,17 +186,18 @@ class Attachment:
                 hint="start it anew to attach others",
             )
         self._broker = broker
-        # It was detached before.  A launch that comes until programs are there is told that nothing
-        # is attached: one that did not wait for that would count as one whose twin was late.
-        idle.server.set_epoch(twin_wait_s=self._wait_s)
+        # Each kernel is asked for anew and gets its answer when programs are there, so that no
+        # launch slips through between ``mark`` and then, as one that was seen and not probed.
         cleanup.callback(self._release)
+        idle.forwarding.expect()
+        idle.server.set_epoch(twin_wait_s=self._wait_s)
         return idle.server
 
     def start(self) -> subprocess.Popen[bytes]:
         """Launches that begin from now on ask the session's programs."""
         idle = self._idle
         idle.server.mark()
-        idle.forwarding.target = self._broker
+        idle.forwarding.attach(self._broker)
         if not idle.server.detached:
             idle.server.set_epoch(twin_wait_s=self._wait_s)
         idle.server.snapshot()  # answered in order: every agent has taken the change in
@@ -203,7 +206,7 @@ class Attachment:
     def _release(self) -> None:
         self._idle.server.detach()
         self._idle.server.snapshot()
-        self._idle.forwarding.target = None
+        self._idle.forwarding.leave()
 
 
 class _Forwarding:
@@ -212,6 +215,21 @@ class _Forwarding:
     def __init__(self) -> None:
         self.target: Broker | None = None
         self.opened: set[int] = set()  # processes that have map memory
+        self._settled = threading.Event()  # cleared while a session attaches
+        self._settled.set()
+
+    def expect(self) -> None:
+        """A session is about to attach: questions for kernels wait for it, but not for long."""
+        self._settled.clear()
+
+    def attach(self, target: Broker | None) -> None:
+        """It is there, and answers from now on."""
+        self.target = target
+        self._settled.set()
+
+    def leave(self) -> None:
+        """It has gone, or did not come."""
+        self.attach(None)
 
     def open_device(self, pid: int, device: DeviceInfo, link: ArenaLink) -> ArenaSetup:
         if self.target is None:
@@ -220,6 +238,7 @@ class _Forwarding:
         return self.target.open_device(pid, device, link)
 
     def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
+        self._settled.wait(_HOLD_S)
         return Unmatched() if self.target is None else self.target.resolve(seen)
 
     def answered(self) -> None:

@@ -1,0 +1,78 @@
+"""Questions of an idle workload for kernels while a session attaches."""
+
+import threading
+
+import pytest
+
+from egpu.agent import Refused, Unmatched
+from egpu.session import workload
+from egpu.session.workload import _Forwarding
+
+PATIENCE_S = 60
+
+
+class Session:
+    def resolve(self, seen):
+        return Refused(f"{seen} has no twin")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Ask for a kernel on a thread; gives what waits for the answer."""
+    threads = []
+
+    def ask(forwarding):
+        answers, began = [], threading.Event()
+
+        def run():
+            began.set()
+            answers.append(forwarding.resolve("k"))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        threads.append(thread)
+        assert began.wait(PATIENCE_S)
+
+        def answer():
+            thread.join(PATIENCE_S)
+            (found,) = answers
+            return found
+
+        return answer
+
+    yield ask
+    for thread in threads:
+        thread.join(PATIENCE_S)
+
+
+def test_nothing_is_attached():
+    forwarding = _Forwarding()
+    assert forwarding.resolve("k") == Unmatched()
+
+
+def test_a_session_that_is_attaching_answers(asked, monkeypatch):
+    monkeypatch.setattr(workload, "_HOLD_S", PATIENCE_S)
+    forwarding = _Forwarding()
+    forwarding.expect()
+    answer = asked(forwarding)
+    forwarding.attach(Session())
+    assert answer() == Refused("k has no twin")
+
+
+def test_one_that_does_not_come(asked, monkeypatch):
+    monkeypatch.setattr(workload, "_HOLD_S", PATIENCE_S)
+    forwarding = _Forwarding()
+    forwarding.expect()
+    answer = asked(forwarding)
+    forwarding.leave()
+    assert answer() == Unmatched()
+
+
+def test_one_that_takes_too_long(monkeypatch):
+    """The workload goes on."""
+    monkeypatch.setattr(workload, "_HOLD_S", 0.01)
+    forwarding = _Forwarding()
+    forwarding.expect()
+    assert forwarding.resolve("k") == Unmatched()
+    forwarding.attach(Session())
+    assert forwarding.resolve("k") == Refused("k has no twin")
