@@ -27,7 +27,7 @@ from egpu.verifier.verified import Policy, VerifiedProgram
 
 _DISTRIBUTION = "warpbpf"
 # Changes whenever the code that the same program compiles to changes within one version of egpu.
-_REVISION = 12
+_REVISION = 13
 _CONTEXT = "1"  # r1 of a probe: the context is virtual, its address only has to differ from null
 _ENDING = frozenset(row.id for row in HELPERS.values() if row.body == "thread_exit")
 _WHOLE_THREADS = (AttachKind.ENTRY, Level.THREAD)
