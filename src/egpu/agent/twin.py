@@ -37,7 +37,8 @@ class KernelSeen:
     it being loaded, or the bytes are no longer there.  ``module`` is a number of the image within
     the process, ``source`` the file it lies in or ""; ``slot`` is the kernel's place in the
     process's stats.  ``captured``: the twin is for launches recorded into graphs.  ``connection``
-    tells programs apart that have one pid after the other (exec).
+    tells programs apart that have one pid after the other (exec).  ``changed``: the file is not,
+    or no longer, the one that was loaded.
     """
 
     pid: int
@@ -48,6 +49,19 @@ class KernelSeen:
     source: str = ""
     captured: bool = False
     connection: int = 0
+    changed: bool = False
+    image: Callable[[], Source] = field(compare=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSeen:
+    """An image that a process is about to load from a file; fields as in ``KernelSeen``."""
+
+    pid: int
+    device: DeviceInfo
+    module: int
+    source: str
+    connection: int
     image: Callable[[], Source] = field(compare=False, kw_only=True)
 
 

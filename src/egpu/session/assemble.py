@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,7 +78,12 @@ class Assembler:
     def __init__(self, ptxas: Ptxas | None) -> None:
         self._ptxas = ptxas
         self._codes: dict[tuple[str, str], bytes] = {}  # kernels with like parameters share probes
-        self.spent_s = 0.0  # in ptxas
+        self._own = threading.local()
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that the calling thread has waited for ptxas."""
+        return float(getattr(self._own, "spent_s", 0.0))
 
     @property
     def stable(self) -> bool:
@@ -142,7 +148,7 @@ class Assembler:
         try:
             return _run(ptxas, text, arguments)
         finally:
-            self.spent_s += time.perf_counter() - begin
+            self._own.spent_s = self.spent_s + time.perf_counter() - begin
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -64,10 +64,30 @@ class ProbeSet:
         readable = kernel if plain else demangle(kernel)
         if self._only and not matches(_narrowing(self._only), kernel, readable):
             return ()
+        found = (each for each in self._enabled() if matches(each.point, kernel, readable))
+        return self._once(found)
+
+    def everywhere(self) -> tuple[Attachment, ...]:
+        """What is put into every kernel, whatever its name is."""
+        if self._only not in ("", "*"):
+            return ()
+        return self._once(each for each in self._enabled() if each.point.pattern == "*")
+
+    def likely(self) -> tuple[tuple[Attachment, ...], ...]:
+        """What kernels get together that one pattern matches, or that all do."""
+        patterns = dict.fromkeys(each.point.pattern for each in self._enabled())
+        return tuple(
+            self._once(each for each in self._enabled() if each.point.pattern in ("*", pattern))
+            for pattern in patterns
+        )
+
+    def _enabled(self) -> Iterator[Attachment]:
+        return (each for each in self._attachments if self.is_enabled(each.program))
+
+    def _once(self, attachments: Iterable[Attachment]) -> tuple[Attachment, ...]:
         chosen: dict[_Key, Attachment] = {}
-        for attachment in self._attachments:
-            if self.is_enabled(attachment.program) and matches(attachment.point, kernel, readable):
-                chosen.setdefault(_key(attachment), attachment)
+        for attachment in attachments:
+            chosen.setdefault(_key(attachment), attachment)
         return tuple(chosen.values())
 
     def _patterns(self) -> Iterator[str]:

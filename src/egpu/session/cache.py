@@ -205,6 +205,14 @@ class TwinCache:
             os.unlink(path)
         return None
 
+    def is_empty(self) -> bool:
+        """Whether no twin at all is kept."""
+        try:
+            with os.scandir(self._directory) as files:
+                return not any(each.name.endswith(SUFFIX) for each in files)
+        except OSError:
+            return True
+
     def store(self, key: str, twin: BuiltTwin, origin: Origin | None = None) -> None:
         """Keep ``twin``. A full or read-only disk is remembered in ``failure`` and is no error."""
         try:

@@ -18,10 +18,11 @@ class SessionCost:
     """What egpu itself did.
 
     ``build_ms``: building all ``twins``, in milliseconds, of which ``cached`` were not assembled
-    anew; ``images`` were read for them.  ``instructions``: most BPF instructions that all probes
-    together add to one thread, ``site_instructions``: of these at one site.  ``run_ms``: the
-    started process, so far or until it ended.  ``runs_cut_short``: runs of programs that lacked
-    turns (``egpu.bpf.budget``).  ``launches``: what the agents measured, over all processes.
+    anew; ``images`` were read for them, or ahead of them.  ``instructions``: most BPF instructions
+    that all probes together add to one thread, ``site_instructions``: of these at one site.
+    ``run_ms``: the started process, so far or until it ended.  ``runs_cut_short``: runs of programs
+    that lacked turns (``egpu.bpf.budget``).  ``launches``: what the agents measured, over all
+    processes.
     """
 
     twins: int

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 
 from egpu.agent.twin import KernelSeen
 from egpu.bpf.program import AttachKind
@@ -15,6 +17,7 @@ from egpu.session.assemble import Assembler
 from egpu.session.attached import Attachment, ProbeSet
 from egpu.session.cache import BuiltTwin, Way
 from egpu.session.images import OpenedImages
+from egpu.session.rehearsal import Rehearsals
 from egpu.splice import (
     SPLICED_ARCHS,
     kernel_alone,
@@ -47,6 +50,12 @@ class Splicer:
         self._opened = opened
         self._allow_occupancy_loss = allow_occupancy_loss
         self._machine_code = machine_code
+        self._rehearsals = None if assembler is None else Rehearsals(assembler)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that kernels waited for rehearsals of their probes."""
+        return self._rehearsals.waited_s if self._rehearsals else 0.0
 
     def build(
         self,
@@ -66,7 +75,7 @@ class Splicer:
                 raise self._without_text(image, seen, attachments, error) from error
             return self._splice_text(module, seen, codes, layout)
 
-        if self.way(image, seen, attachments) is Way.PTX:
+        if self.way(image, seen.device.arch, attachments) is Way.PTX:
             return in_text()
         try:
             codes = [self.compiled(item, launch) for item in attachments]
@@ -87,12 +96,21 @@ class Splicer:
             return self._probes.compiled(attachment, launch)
         return self._probes.compiled(attachment, launch, _lanes(attachment))
 
-    def way(self, image: Image, seen: KernelSeen, attachments: tuple[Attachment, ...]) -> Way:
-        """How it is tried first: machine code where the device runs a cubin whose encoding is
-        known, and no probe is inside the kernel."""
+    def rehearsal(self, arch: int) -> Callable[[list[DeviceCode], ArenaLayout], None] | None:
+        """What splices probes as they are tried first, for nobody, without anything that another
+        thread may not use meanwhile; None if there is no such way on a device of ``arch``.
+        EgpuError, of both, where it cannot be done."""
+        if not self._machine_code or self._rehearsals is None:
+            return None
+        cubin = self._rehearsals.kernel(arch)
+        return None if cubin is None else partial(self._rehearsals.splice, arch, cubin)
+
+    def way(self, image: Image, arch: int, attachments: tuple[Attachment, ...]) -> Way:
+        """How it is tried first on a device of ``arch``: machine code where that runs a cubin whose
+        encoding is known, and no probe is inside the kernel."""
         if not self._machine_code or self._assembler is None or _inside(attachments):
             return Way.PTX
-        cubins = fitting_cubins(image, seen.device.arch)
+        cubins = fitting_cubins(image, arch)
         known = bool(cubins) and cubins[0].arch in SPLICED_ARCHS
         return Way.MACHINE_CODE if known else Way.PTX
 
@@ -145,9 +163,10 @@ class Splicer:
     ) -> tuple[BuiltTwin, bool]:
         """The twin in which the kernel's own machine code stays as it is, and whether fewer of its
         blocks may be resident."""
-        if self._assembler is None:
+        if self._assembler is None or self._rehearsals is None:
             raise InternalError("machine code without an assembler")
         contents = self._opened.machine_code(image, seen)
+        self._rehearsals.wait(contents.parts.cubin.arch, codes, layout)
         spliced = splice_sass(contents, seen.kernel, codes, layout, self._assembler.machine_code)
         built = BuiltTwin(
             image=spliced.image,

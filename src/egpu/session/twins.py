@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from egpu.agent.twin import DeviceInfo, KernelSeen, Refused, Twin, Unmatched
-from egpu.codegen import Launch
+from egpu.agent.twin import DeviceInfo, ImageSeen, KernelSeen, Refused, Twin, Unmatched
+from egpu.codegen import DeviceCode, Launch
 from egpu.errors import EgpuError
 from egpu.maps.layout import ArenaLayout
 from egpu.session.assemble import Assembler
@@ -26,8 +26,8 @@ class TwinReport:
 
     ``reason`` is "" for a twin that was built; ``uncovered`` says what ends threads unprobed;
     ``build_ms`` is the time that it took in milliseconds, next to nothing if it was ``cached``;
-    ``image_ms`` of it went into opening the image, 0 where an earlier kernel had it opened, and
-    ``compile_ms`` into LLVM and ptxas, which most kernels share.
+    ``image_ms`` of it went into opening the image or waiting for that, 0 where it had been opened
+    before, and ``compile_ms`` into LLVM and ptxas, which most kernels share.
     ``captured``: the twin for launches that are recorded into graphs.
     """
 
@@ -80,6 +80,9 @@ class TwinBuilder:
         self._layouts: dict[DeviceInfo, tuple[ArenaLayout, str]] = {}
         self._ids: dict[str, int] = {}
         self._reports: dict[tuple[int, bool], TwinReport] = {}
+        self._rehearsed: set[tuple[int, int]] = set()  # arch and number of SMs
+        # Whether the next twin will have to be built, as far as can be told.
+        self._builds = cache is None or cache.is_empty()
 
     def prepare(self) -> None:
         """Compile the programs as most kernels get them, and name what twins are kept by, while a
@@ -96,6 +99,58 @@ class TwinBuilder:
                     self._splicer.compiled(item, Launch.DIRECT)
                     self._probes.fingerprint(item)
 
+    def rehearse(self, device: DeviceInfo) -> None:
+        """The same, and where probes can go into the machine code of such a device, assemble them
+        and splice them once, for nobody.  No kernel waits for that but one that would have to do
+        the same.
+        """
+        self.prepare()
+        kind = device.arch, device.sm_count
+        with self._lock:
+            if self._reports or kind in self._rehearsed or not self._probes.likely():
+                return
+            self._rehearsed.add(kind)
+        with contextlib.suppress(EgpuError):
+            if (splice := self._splicer.rehearsal(device.arch)) is not None:
+                for attachments in self._probes.likely():
+                    self._rehearse(splice, attachments, device)
+
+    def _rehearse(
+        self,
+        splice: Callable[[list[DeviceCode], ArenaLayout], None],
+        attachments: tuple[Attachment, ...],
+        device: DeviceInfo,
+    ) -> None:
+        with contextlib.suppress(EgpuError):
+            with self._lock:
+                if self._reports:
+                    return
+                codes = [self._splicer.compiled(item, Launch.DIRECT) for item in attachments]
+                layout, _ = self._layout(device)
+            splice(codes, layout)
+
+    def wants_images(self) -> bool:
+        """Whether images are worth opening before a kernel of them is asked for: every kernel gets
+        a probe."""
+        return bool(self._probes.everywhere())
+
+    def open_ahead(self, seen: ImageSeen) -> None:
+        """Open an image whose kernels will be asked for, and take it apart if twins are built of
+        them, while the driver loads it; several threads may, and no question waits for another's
+        image."""
+        attachments, arch = self._probes.everywhere(), seen.device.arch
+        if attachments:
+            self._opened.open_ahead(
+                seen,
+                lambda image: (
+                    self._builds and self._splicer.way(image, arch, attachments) is Way.MACHINE_CODE
+                ),
+            )
+
+    def let_go(self, pid: int, connection: int, module: int) -> None:
+        """An image was not loaded, or is unloaded."""
+        self._opened.let_go(lambda *key: key == (pid, connection, module))
+
     def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
         """The twin of the kernel that was seen, or why there is none. Never raises EgpuError."""
         attachments = self._probes.matching(seen.kernel)
@@ -110,6 +165,7 @@ class TwinBuilder:
                 self._note(TwinReport(kernel_id, seen.kernel, seen.captured, str(error)))
                 return Refused(str(error))
             opened_s, compiled_s = self._spent()
+            self._builds = not cached
             self._note(
                 TwinReport(
                     kernel_id,
@@ -145,8 +201,7 @@ class TwinBuilder:
 
     def forget(self, pid: int) -> None:
         """A process has ended."""
-        with self._lock:
-            self._opened.forget(pid)
+        self._opened.forget(pid)
 
     def write(self) -> None:
         """Write twins that are to be kept and are not yet on disk, unless another thread does so
@@ -166,14 +221,15 @@ class TwinBuilder:
 
     @property
     def images_read(self) -> int:
-        """How many images were read for it: none as long as no probe matches a kernel."""
-        with self._lock:
-            return self._opened.read
+        """How many images were read for it, or ahead of it: none as long as no probe matches a
+        kernel."""
+        return self._opened.read
 
     def _spent(self) -> tuple[float, float]:
         """Seconds of opening images and of compiling until now."""
         assembling_s = self._assembler.spent_s if self._assembler else 0.0
-        return self._opened.spent_s, self._probes.spent_s + assembling_s
+        compiling_s = self._probes.spent_s + assembling_s + self._splicer.waited_s
+        return self._opened.spent_s, compiling_s
 
     def _note(self, report: TwinReport) -> None:
         self._reports[report.kernel_id, report.captured] = report
@@ -193,7 +249,7 @@ class TwinBuilder:
             launch.value,
             described,
             self._assembler.description,
-            self._splicer.way(image, seen, attachments).value,
+            self._splicer.way(image, seen.device.arch, attachments).value,
             str(self._allow_occupancy_loss),
             *(self._probes.fingerprint(item) for item in attachments),
         )

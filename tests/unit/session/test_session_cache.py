@@ -284,3 +284,14 @@ def test_several_processes_store_load_and_clear_at_once(tmp_path):
     assert cleared >= 200
     # each process may overshoot by an eighth of the limit before it looks again
     assert sum(entry.size for entry in list_entries(tmp_path)) <= 40 * 20_000 * 3 // 2 + 4 * 21_000
+
+
+def test_a_cache_is_empty_until_a_twin_is_kept(tmp_path):
+    cache = TwinCache(tmp_path / "not there yet")
+    assert cache.is_empty()
+    (tmp_path / "not there yet").mkdir()
+    (tmp_path / "not there yet" / "README").touch()
+    assert cache.is_empty()
+    cache.store(TwinCache.key("a"), TWIN)
+    assert not cache.is_empty()
+    assert not TwinCache(tmp_path / "not there yet").is_empty()

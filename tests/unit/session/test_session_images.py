@@ -2,13 +2,15 @@
 
 import random
 import struct
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from egpu.agent.twin import DeviceInfo, KernelSeen
+from egpu.agent.twin import DeviceInfo, ImageSeen, KernelSeen
 from egpu.errors import UnsupportedError
 from egpu.image.cubin_edit import put_together
 from egpu.session import images
@@ -176,3 +178,45 @@ def test_images_that_take_the_same_memory_in_turn(monkeypatch, pieces):
         expected = seen(plain[module], module=module)
         other = alone.machine_code(alone.image(expected), expected)
         assert put_together(found.parts) == put_together(other.parts) == plain[module].data
+
+
+@pytest.mark.parametrize("pieces", [0.5, 1.5, 2.5])
+def test_images_that_are_opened_ahead_leave_those_alone_that_are_in_use(monkeypatch, pieces):
+    """They take the same memory in turn."""
+    names = ("sm_90.cubin", "abi7_sm_90.cubin", "lineinfo_sm_90a.cubin")
+    plain = [Source(name).data for name in names]
+    monkeypatch.setattr(images, "_ROOM", int(2 * max(map(len, plain)) * pieces))
+    monkeypatch.setattr(images, "_IMAGES", 2)
+    monkeypatch.setattr(images, "_CUBINS", 2)
+    opened, done = OpenedImages(), threading.Event()
+
+    def packed(kind, number=0):
+        source = Source(names[kind])
+        source.data = compressed(source.data + bytes(16 * number))
+        return source
+
+    def ahead(first):
+        module = first
+        while not done.is_set():
+            module += 10
+            source = packed(module % 3, module % 97)
+            wanted = ImageSeen(1, DEVICE, module, "", 1, image=source)
+            opened.open_ahead(wanted, lambda _: True)
+            opened.let_go(lambda _pid, _connection, number, gone=module: number == gone)
+
+    others = [threading.Thread(target=ahead, args=(first,)) for first in (1000, 1001)]
+    for thread in others:
+        thread.start()
+    try:
+        chance = random.Random(1)
+        for _ in range(100):
+            kind = chance.randrange(3)
+            wanted = seen(packed(kind), module=kind)
+            found = opened.machine_code(opened.image(wanted), wanted)
+            for _ in range(5):
+                assert put_together(found.parts) == plain[kind]
+                time.sleep(0.0005)
+    finally:
+        done.set()
+        for thread in others:
+            thread.join(100)
