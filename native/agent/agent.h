@@ -39,6 +39,7 @@ struct module {
     struct module *next;
     void *handle;      /* CUmodule or CUlibrary */
     bool library;
+    bool told;         /* the session was told before it was loaded */
     struct module *of; /* for the CUmodule of a library: that library */
     CUcontext context; /* current when a CUmodule was loaded */
     uint64_t image;
@@ -205,6 +206,7 @@ extern struct agent {
     _Atomic int phase;
     _Atomic uint32_t epoch;
     _Atomic uint32_t twin_wait_ms;
+    _Atomic bool ahead; /* the session wants to hear of images that are about to be loaded */
     _Atomic uint64_t launch_id;
     uint32_t snapshot_ms, exit_wait_ms;
     uint32_t features; /* enum egpu_feature */
@@ -262,6 +264,7 @@ void egpu_table_init(void);
 /* image.c */
 uint64_t egpu_image_size(const void *image, const void **start);
 void egpu_image_reference(struct module *module, const void *image);
+bool egpu_image_in_file(struct module *module, const void *image);
 struct file_mark egpu_file_mark(const struct stat *status);
 bool egpu_image_unchanged(const struct module *module);
 
@@ -270,6 +273,12 @@ bool egpu_unpacked(const struct twin *twin, void **extra, void **params);
 
 /* module.c */
 struct module *egpu_module_of(void *handle);
+uint64_t egpu_image_number(void);
+
+/* ahead.c */
+void egpu_name_devices(void);
+struct module *egpu_ahead(const void *image);
+void egpu_ahead_refused(struct module *module);
 
 /* resolve.c, build.c, decide.c */
 struct twin *egpu_twin(struct entry *entry, struct variant *variant, uint32_t *reason);

@@ -94,6 +94,8 @@
   USE(cuCtxSetCurrent, (CUcontext context)) \
   USE(cuCtxGetDevice, (CUdevice *device)) \
   USE(cuCtxSynchronize, (void)) \
+  USE(cuDeviceGetCount, (int *count)) \
+  USE(cuDeviceGet, (CUdevice *device, int ordinal)) \
   USE(cuDeviceGetAttribute, (int *value, int attribute, CUdevice device)) \
   USE(cuDeviceGetName, (char *name, int length, CUdevice device)) \
   USE(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *active)) \

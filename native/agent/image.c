@@ -77,6 +77,13 @@ uint64_t egpu_image_size(const void *image, const void **start)
     return strlen((const char *)bytes) + 1; /* PTX text, NUL included */
 }
 
+static bool holds(const ElfW(Phdr) *part, uintptr_t base, uintptr_t start, uint64_t size)
+{
+    uintptr_t low = base + part->p_vaddr;
+    return part->p_type == PT_LOAD && start >= low && size <= part->p_filesz &&
+           start - low <= part->p_filesz - size;
+}
+
 struct search {
     uintptr_t start;
     uint64_t size, offset;
@@ -90,13 +97,11 @@ static int look(struct dl_phdr_info *info, size_t size, void *data)
     (void)size;
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *part = &info->dlpi_phdr[i];
-        uintptr_t low = info->dlpi_addr + part->p_vaddr;
-        if (part->p_type != PT_LOAD || search->start < low ||
-            search->start + search->size > low + part->p_filesz)
+        if (!holds(part, info->dlpi_addr, search->start, search->size))
             continue;
         if (part->p_flags & PF_W)
             return 1; /* may have been changed since it was mapped: copy it */
-        search->offset = part->p_offset + (search->start - low);
+        search->offset = part->p_offset + (search->start - info->dlpi_addr - part->p_vaddr);
         const char *name = info->dlpi_name;
         search->found =
             realpath(name != NULL && *name != '\0' ? name : "/proc/self/exe", search->path) != NULL;
@@ -172,26 +177,73 @@ static void send_copy(struct module *module, const void *start, uint64_t size)
     close(file);
 }
 
+/* Whether an image is a part of a file; what is known of that goes into its module. */
+static bool find(struct module *module, const void *start, uint64_t size)
+{
+    struct search *search = calloc(1, sizeof *search);
+    if (search == NULL)
+        return false;
+    search->start = (uintptr_t)start;
+    search->size = size;
+    dl_iterate_phdr(look, search);
+    if (search->found && verify(search, &module->mark) &&
+        (module->path = strdup(search->path)) != NULL) {
+        module->source = EGPU_SOURCE_FILE;
+        module->offset = search->offset;
+        module->size = size;
+    }
+    free(search);
+    return module->source == EGPU_SOURCE_FILE;
+}
+
 /* Fills in where the session finds the image of a module that was just loaded. */
 void egpu_image_reference(struct module *module, const void *image)
 {
     const void *start;
     uint64_t size = image != NULL ? egpu_image_size(image, &start) : 0;
-    if (size == 0 || size >= SIZE_LIMIT)
+    if (size == 0 || size >= SIZE_LIMIT || find(module, start, size))
         return;
-    struct search *search = calloc(1, sizeof *search);
-    if (search == NULL)
-        return;
-    search->start = (uintptr_t)start;
-    search->size = size;
-    dl_iterate_phdr(look, search);
-    if (search->found && verify(search, &module->mark) && (module->path = strdup(search->path)) != NULL) {
-        module->source = EGPU_SOURCE_FILE;
-        module->offset = search->offset;
-        module->size = size;
-    } else {
-        module->size = size;
-        send_copy(module, start, size);
+    module->size = size;
+    send_copy(module, start, size);
+}
+
+struct piece {
+    uintptr_t start;
+    uint64_t size;
+};
+
+static int mapped(struct dl_phdr_info *info, size_t size, void *data)
+{
+    const struct piece *piece = data;
+    (void)size;
+    for (int i = 0; i < info->dlpi_phnum; i++)
+        if (holds(&info->dlpi_phdr[i], info->dlpi_addr, piece->start, piece->size))
+            return 1;
+    return 0;
+}
+
+/* The magic of an image, 0 if it and a header are not in what was mapped from a program's file. */
+static uint32_t magic_at(const void *image)
+{
+    struct piece piece = {(uintptr_t)image, FATBIN_HEADER};
+    uint32_t magic = 0;
+    if (dl_iterate_phdr(mapped, &piece) != 0)
+        memcpy(&magic, image, sizeof magic);
+    return magic;
+}
+
+/* The same of an image that the driver has not seen, if it is a fatbin in a file: it may be
+ * anything, so nothing is read but headers, and those where files are mapped. */
+bool egpu_image_in_file(struct module *module, const void *image)
+{
+    uint32_t magic = magic_at(image);
+    const void *start = image;
+    if (magic == WRAPPER_MAGIC) {
+        memcpy(&start, (const char *)image + 8, sizeof start);
+        magic = magic_at(start);
     }
-    free(search);
+    if (magic != (uint32_t)FATBIN_MAGIC)
+        return false;
+    uint64_t size = egpu_image_size(start, &start);
+    return size != 0 && find(module, start, size);
 }

@@ -25,15 +25,21 @@ struct module *egpu_module_of(void *handle)
     return module;
 }
 
-static struct module *add(void *handle, bool library, struct module *of)
+uint64_t egpu_image_number(void)
 {
-    struct module *module = calloc(1, sizeof *module);
-    if (module == NULL)
+    return atomic_fetch_add(&last_image, 1) + 1;
+}
+
+/* `module`: what is known of it already, or NULL. */
+static struct module *add(void *handle, bool library, struct module *of, struct module *module)
+{
+    if (module == NULL && (module = calloc(1, sizeof *module)) == NULL)
         return NULL;
     module->handle = handle;
     module->library = library;
     module->of = of;
-    module->image = of != NULL ? of->image : atomic_fetch_add(&last_image, 1) + 1;
+    if (!module->told)
+        module->image = of != NULL ? of->image : egpu_image_number();
     if (!library)
         CALL(cuCtxGetCurrent, &module->context);
     return module;
@@ -47,10 +53,11 @@ static void publish(struct module *module)
     pthread_mutex_unlock(&modules_lock);
 }
 
-static void loaded(void *handle, bool library, const void *image, const char *path)
+static void loaded(void *handle, bool library, const void *image, const char *path,
+                   struct module *told)
 {
     struct quiet quiet = egpu_quiet();
-    struct module *module = add(handle, library, NULL);
+    struct module *module = add(handle, library, NULL, told);
     struct stat status;
     if (module != NULL && path != NULL) {
         module->path = realpath(path, NULL);
@@ -59,7 +66,7 @@ static void loaded(void *handle, bool library, const void *image, const char *pa
             module->mark = egpu_file_mark(&status);
             module->size = (uint64_t)status.st_size;
         }
-    } else if (module != NULL && egpu_mine() && egpu_wire_descriptor() >= 0) {
+    } else if (module != NULL && told == NULL && egpu_mine() && egpu_wire_descriptor() >= 0) {
         egpu_image_reference(module, image); /* detached too: links may come later */
     }
     if (module != NULL) {
@@ -69,47 +76,53 @@ static void loaded(void *handle, bool library, const void *image, const char *pa
     egpu_loud(quiet);
 }
 
-#define LOADED(result, out, library, image, path)                                                  \
+#define LOADED(result, out, library, image, path, told)                                            \
     do {                                                                                           \
         if ((result) == CUDA_SUCCESS && (out) != NULL && watching())                               \
-            loaded(*(out), library, image, path);                                                  \
+            loaded(*(out), library, image, path, told);                                            \
+        else                                                                                       \
+            egpu_ahead_refused(told);                                                              \
     } while (0)
 
 CUresult cuModuleLoad(CUmodule *module, const char *path)
 {
     CUresult result = CALL(cuModuleLoad, module, path);
-    LOADED(result, module, false, NULL, path);
+    LOADED(result, module, false, NULL, path, NULL);
     return result;
 }
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
+    struct module *told = egpu_ahead(image);
     CUresult result = CALL(cuModuleLoadData, module, image);
-    LOADED(result, module, false, image, NULL);
+    LOADED(result, module, false, image, NULL, told);
     return result;
 }
 
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options,
                             void **values)
 {
+    struct module *told = egpu_ahead(image);
     CUresult result = CALL(cuModuleLoadDataEx, module, image, count, options, values);
-    LOADED(result, module, false, image, NULL);
+    LOADED(result, module, false, image, NULL, told);
     return result;
 }
 
 CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
 {
+    struct module *told = egpu_ahead(image);
     CUresult result = CALL(cuModuleLoadFatBinary, module, image);
-    LOADED(result, module, false, image, NULL);
+    LOADED(result, module, false, image, NULL, told);
     return result;
 }
 
 CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit, void **jit_values,
                            unsigned jit_count, int *options, void **values, unsigned count)
 {
+    struct module *told = egpu_ahead(code);
     CUresult result =
         CALL(cuLibraryLoadData, library, code, jit, jit_values, jit_count, options, values, count);
-    LOADED(result, library, true, code, NULL);
+    LOADED(result, library, true, code, NULL, told);
     return result;
 }
 
@@ -118,7 +131,7 @@ CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, int *jit, v
 {
     CUresult result = CALL(cuLibraryLoadFromFile, library, path, jit, jit_values, jit_count,
                            options, values, count);
-    LOADED(result, library, true, NULL, path);
+    LOADED(result, library, true, NULL, path, NULL);
     return result;
 }
 
@@ -131,7 +144,7 @@ static void unloading(void *handle)
         egpu_snapshot_request(0);
         egpu_drop_module(module);
         struct egpu_image_gone message = {module->image};
-        if (module->source == EGPU_SOURCE_SENT && egpu_mine())
+        if ((module->source == EGPU_SOURCE_SENT || module->told) && egpu_mine())
             egpu_wire_send(EGPU_IMAGE_GONE, 0, &message, sizeof message, NULL, NULL, 0, -1);
         pthread_mutex_lock(&modules_lock);
         for (struct module **at = &modules; *at != NULL;) {
@@ -180,7 +193,7 @@ CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
     CUresult result = CALL(cuLibraryGetModule, module, library);
     if (result == CUDA_SUCCESS && module != NULL && watching() && egpu_module_of(*module) == NULL) {
         struct module *of = egpu_module_of(library);
-        struct module *made = of != NULL ? add(*module, false, of) : NULL;
+        struct module *made = of != NULL ? add(*module, false, of, NULL) : NULL;
         if (made != NULL)
             publish(made);
     }

@@ -167,7 +167,9 @@ static void start(void)
         atomic_store(&egpu.phase, PHASE_INERT);
         egpu_say("cannot start the agent's thread; running unprobed");
         egpu_wire_close();
+        return;
     }
+    egpu_name_devices();
 }
 
 /* After the first cuInit that succeeds: so that our exit handler runs before the driver's. */

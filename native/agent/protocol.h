@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define EGPU_WIRE_MAGIC 1431324485u
-#define EGPU_WIRE_VERSION 3u
+#define EGPU_WIRE_VERSION 4u
 #define EGPU_PACKET_LIMIT 65536u
 #define EGPU_FILES_LIMIT 2u
 #define EGPU_STATS_HEADER_SIZE 4096u
@@ -24,6 +24,8 @@ enum egpu_kind {
     EGPU_COMMAND_DONE = 8,
     EGPU_STACK = 9,
     EGPU_HOST_CALL = 10,
+    EGPU_DEVICE = 11,
+    EGPU_LOADING = 12,
     EGPU_WELCOME = 32,
     EGPU_BYE = 33,
     EGPU_ARENA = 34,
@@ -104,7 +106,7 @@ struct egpu_image {
     uint64_t size;
 };
 
-/* the module of an image was unloaded */
+/* the module of an image was unloaded, or never loaded */
 struct egpu_image_gone {
     uint64_t image;
 };
@@ -179,7 +181,30 @@ struct egpu_host_call {
     uint32_t stack;
 };
 
-/* answers HELLO; file 0 is the stats memory; one launch in sample of each kernel is probed */
+/* a device that the process sees, one of each kind; before any context; followed by name */
+struct egpu_device {
+    uint32_t ordinal;
+    uint32_t major;
+    uint32_t minor;
+    uint32_t sm_count;
+    uint32_t name_size;
+    uint32_t reserved;
+};
+
+/* the driver is about to load an image that lies in a file; sent where the session wants it (ahead); followed by path, name */
+struct egpu_loading {
+    uint64_t image;
+    uint64_t offset;
+    uint64_t size;
+    uint32_t ordinal;
+    uint32_t major;
+    uint32_t minor;
+    uint32_t sm_count;
+    uint32_t path_size;
+    uint32_t name_size;
+};
+
+/* answers HELLO; file 0 is the stats memory; one launch in sample of each kernel is probed; ahead: 1 if LOADING is wanted */
 struct egpu_welcome {
     uint64_t stats_size;
     uint32_t layout;
@@ -190,6 +215,8 @@ struct egpu_welcome {
     uint32_t features;
     uint32_t stack_base;
     uint32_t sample;
+    uint32_t ahead;
+    uint32_t reserved;
 };
 
 /* the session will not serve this process; followed by reason */
@@ -244,10 +271,12 @@ struct egpu_refused {
     uint32_t reason_size;
 };
 
-/* links have changed: ask again at the next launch */
+/* links have changed: ask again at the next launch; ahead as in WELCOME */
 struct egpu_epoch {
     uint32_t epoch;
     uint32_t twin_wait_ms;
+    uint32_t ahead;
+    uint32_t reserved;
 };
 
 /* copy to the device arena what the command area holds: rows of struct egpu_write */

@@ -94,6 +94,23 @@ static bool ask(struct variant *v, uint32_t epoch)
     return false;
 }
 
+/* The kernel's own function is needed for its twin and by its launch, and is loaded as late as it is
+ * first asked for: while the session works the driver does that.  Under the resolve lock, which is
+ * let go meanwhile; what goes wrong is said when the twin is made. */
+static void load_original(const struct variant *v)
+{
+    CUcontext now = NULL;
+    CUfunction function;
+    if (v->entry->kind != HANDLE_KERNEL || v->captured || atomic_load(&egpu.twin_wait_ms) == 0)
+        return;
+    pthread_mutex_unlock(&egpu.resolve_lock);
+    int mode = egpu_relax();
+    if (CALL(cuCtxGetCurrent, &now) == CUDA_SUCCESS && now == atomic_load(&v->context))
+        CALL(cuKernelGetFunction, &function, v->entry->handle);
+    egpu_restore(mode);
+    pthread_mutex_lock(&egpu.resolve_lock);
+}
+
 /* False when the time this kernel may wait is over. */
 static bool wait_more(const struct variant *v)
 {
@@ -165,9 +182,15 @@ static struct twin *resolve(struct variant *v, uint32_t *reason)
             *reason = EGPU_REASON_DETACHED;
             return NULL;
         }
-        if (v->asked != epoch + 1 && v->state != RESOLVE_BUILDING && !ask(v, epoch)) {
-            *reason = EGPU_REASON_DETACHED;
-            return NULL;
+        if (v->asked != epoch + 1 && v->state != RESOLVE_BUILDING) {
+            if (!ask(v, epoch)) {
+                *reason = EGPU_REASON_DETACHED;
+                return NULL;
+            }
+            if (v->state == RESOLVE_ASKED) {
+                load_original(v);
+                continue; /* anything may have happened */
+            }
         }
         if (v->state == RESOLVE_SETTLED) {
             *reason = atomic_load(&v->reason);

@@ -34,6 +34,7 @@ static void epoch(size_t size)
         return;
     memcpy(&message, packet + sizeof(struct egpu_header), sizeof message);
     atomic_store(&egpu.twin_wait_ms, message.twin_wait_ms);
+    atomic_store(&egpu.ahead, message.ahead != 0);
     atomic_store(&egpu.epoch, message.epoch);
     egpu_enable_all(1);
     atomic_compare_exchange_strong(&egpu.phase, &stopped, PHASE_LIVE);

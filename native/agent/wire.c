@@ -84,6 +84,7 @@ void egpu_wire_close(void)
         shutdown(fd, SHUT_RDWR); /* the number stays taken: another thread may be using it */
 }
 
+/* What the session can do without is not sent where that would take time. */
 int egpu_wire_send(uint32_t kind, uint32_t request, const void *fixed, size_t fixed_size,
                    const char *const *texts, const size_t *sizes, size_t count, int file)
 {
@@ -112,7 +113,7 @@ int egpu_wire_send(uint32_t kind, uint32_t request, const void *fixed, size_t fi
     }
     ssize_t sent;
     do
-        sent = sendmsg(fd, &message, MSG_NOSIGNAL);
+        sent = sendmsg(fd, &message, MSG_NOSIGNAL | (kind == EGPU_LOADING ? MSG_DONTWAIT : 0));
     while (sent < 0 && errno == EINTR);
     return sent == (ssize_t)total ? 0 : -1;
 }
@@ -219,6 +220,7 @@ static int take_welcome(const unsigned char *packet, size_t size, int file)
     egpu.features = welcome.features;
     egpu.stack_base = welcome.stack_base;
     egpu.sample = welcome.sample;
+    atomic_store(&egpu.ahead, welcome.ahead != 0);
     egpu_stacks_begin();
     atomic_store(&egpu.epoch, welcome.epoch);
     atomic_store(&egpu.twin_wait_ms, welcome.twin_wait_ms);

@@ -1,7 +1,7 @@
 /* A stand-in driver for testing the agent: it records calls and runs nothing.
  *
  * Images are texts with lines "// entry NAME params N regs R occ O max T twin W" and
- * "// global NAME".  A launch of a kernel with twin 1 reads the launch block behind its parameters
+ * "// global NAME"; a text may lie in a fatbin.  A launch of a kernel with twin 1 reads the launch block behind its parameters
  * and, when its stream's work is done (at a synchronise), adds the number of threads to the u64 at
  * byte 4096 of the device arena, as a counting probe would.  Every parameter is 8 bytes.
  *

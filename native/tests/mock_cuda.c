@@ -53,6 +53,14 @@ API CUresult cuDriverGetVersion(int *version)
     return 0;
 }
 
+/* The second device is of another kind than the others. */
+API CUresult cuDeviceGetCount(int *count)
+{
+    const char *number = getenv("MOCK_DEVICES");
+    *count = number != NULL ? atoi(number) : 2;
+    return 0;
+}
+
 API CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
     *device = ordinal;
@@ -68,7 +76,7 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 
 API CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 {
-    snprintf(name, (size_t)length, "Mock %d", device);
+    snprintf(name, (size_t)length, "Mock %d", device == 1);
     return 0;
 }
 

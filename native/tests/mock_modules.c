@@ -9,10 +9,29 @@
 
 static uint64_t last_address; /* that cuModuleGetGlobal gave */
 
-static struct module *parse(const char *image)
+/* The text of an image, NULL where there is none. */
+static const char *text_of(const void *image)
+{
+    uint32_t magic;
+    memcpy(&magic, image, sizeof magic);
+    if (magic == 0x466243b1) { /* a wrapper */
+        memcpy(&image, (const char *)image + 8, sizeof image);
+        if ((uintptr_t)image < 4096)
+            return NULL;
+        memcpy(&magic, image, sizeof magic);
+    }
+    if (magic != 0xba55ed50)
+        return image;
+    uint64_t size;
+    memcpy(&size, (const char *)image + 8, sizeof size);
+    return size < 1 << 20 ? (const char *)image + 16 : NULL;
+}
+
+static struct module *parse(const void *data)
 {
     struct module *m = calloc(1, sizeof *m);
-    if (image[0] != '.' || strstr(image, "broken") != NULL) {
+    const char *image = text_of(data);
+    if (image == NULL || image[0] != '.' || strstr(image, "broken") != NULL) {
         free(m);
         return NULL;
     }
@@ -66,6 +85,11 @@ API CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned co
     return cuModuleLoadData(module, image);
 }
 
+API CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
+{
+    return cuModuleLoadData(module, image);
+}
+
 API CUresult cuModuleLoad(CUmodule *module, const char *path)
 {
     char image[4096] = "";
@@ -108,7 +132,12 @@ API CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit, v
 {
     struct library *l = calloc(1, sizeof *l);
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
-    l->image = strdup(code);
+    const char *text = text_of(code);
+    if (text == NULL || strstr(text, "broken") != NULL) {
+        free(l);
+        return 200;
+    }
+    l->image = strdup(text);
     *library = (CUlibrary)l;
     return 0;
 }
@@ -147,6 +176,7 @@ API CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
 API CUresult cuKernelGetFunction(CUfunction *f, CUkernel kernel)
 {
     struct function *k = (struct function *)kernel;
+    mock_note("function of kernel %s mode %d", k->entry->name, mock_capture_mode);
     if (k->tag != TAG_KERNEL)
         return 400;
     *f = (CUfunction)make(in_context(k->library), NULL, k->entry->name);

@@ -102,6 +102,67 @@ static void kernels(int number)
     several(1);
 }
 
+struct fatbin {
+    uint32_t magic;
+    uint16_t version, header;
+    uint64_t size;
+    char text[256];
+};
+
+struct wrapper {
+    uint32_t magic, version;
+    const void *data, *second;
+};
+
+#define FATBIN(text) {0xba55ed50, 1, 16, 256, text}
+#define WRAPPER(data) {0x466243b1, 1, data, NULL}
+#define ENTRY "// entry plain params 2 regs 32 occ 8 max 1024 twin 0\n"
+static const struct fatbin packed_image = FATBIN(".version 8.0\n" ENTRY);
+static const struct fatbin broken_image = FATBIN(".version 8.0\n// broken\n" ENTRY);
+static struct fatbin changing_image = FATBIN(".version 8.0\n" ENTRY);
+static const struct fatbin endless_image = {0xba55ed50, 1, 16, 1ull << 33, ".version 8.0\n" ENTRY};
+static struct wrapper wrapped_image = WRAPPER(&packed_image);
+static struct wrapper wrapped_nothing = WRAPPER((const void *)16);
+
+/* Images of every kind, loaded one after the other; the last one's kernel is launched. */
+static void images(int number)
+{
+    CUlibrary library;
+    CUkernel kernel;
+    struct fatbin *copy = malloc(sizeof *copy);
+    begin("plain");
+    *copy = packed_image;
+    const void *each[] = {&packed_image, copy, &changing_image, image};
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        CHECK(TYPED(cuModuleLoadData)(&module, each[i]));
+        CHECK(TYPED(cuModuleUnload)(module));
+    }
+    free(copy);
+    CHECK(TYPED(cuModuleLoadDataEx)(&module, &wrapped_image, 0, NULL, NULL));
+    CHECK(TYPED(cuModuleLoadFatBinary)(&module, &packed_image));
+    if (TYPED(cuModuleLoadData)(&module, &broken_image) == 0 ||
+        TYPED(cuModuleLoadData)(&module, &wrapped_nothing) == 0 ||
+        TYPED(cuModuleLoadData)(&module, &endless_image) == 0 ||
+        TYPED(cuLibraryLoadData)(&library, &broken_image, NULL, NULL, 0, NULL, NULL, 0) == 0)
+        exit(4);
+    CHECK(TYPED(cuLibraryLoadData)(&library, &wrapped_image, NULL, NULL, 0, NULL, NULL, 0));
+    CHECK(TYPED(cuLibraryGetKernel)(&kernel, library, "plain"));
+    f = (CUfunction)kernel;
+    several(number);
+}
+
+/* A launch, and an image that is loaded and unloaded, until there is no more. */
+static void reload_late(int number)
+{
+    CUmodule other;
+    begin("plain");
+    for (int made = 0; more(made, number); made++) {
+        several(1);
+        CHECK(TYPED(cuModuleLoadData)(&other, &packed_image));
+        CHECK(TYPED(cuModuleUnload)(other));
+    }
+}
+
 static void attributes(int number)
 {
     begin("plain");
@@ -368,7 +429,8 @@ static const struct {
               {"nodes", nodes},       {"switched", switched}, {"packed", packed},
               {"tight", tight},       {"threads", threads},   {"reload", reload},
               {"contexts", contexts}, {"primary", primary},   {"forked", forked},
-              {"early_fork", early_fork}, {"leave", leave},   {"closing", closing}};
+              {"images", images},     {"reload_late", reload_late}, {"early_fork", early_fork},
+              {"leave", leave},       {"closing", closing}};
 
 int main(int argc, char **argv)
 {

@@ -70,6 +70,10 @@ class Broker:
         self.delay = delay
         self.seen = []
         self.images = []
+        self.ahead = False  # whether it wants to hear of images before they are loaded
+        self.devices = []
+        self.loading = []
+        self.gone = []
         self.started = []
         self.ended = []
         self.hosts = []
@@ -79,6 +83,18 @@ class Broker:
 
     def answered(self):
         """Nothing is left to do."""
+
+    def wants_images(self):
+        return self.ahead
+
+    def device_named(self, device):
+        self.devices.append(device)
+
+    def image_loading(self, seen):
+        self.loading.append(seen)
+
+    def image_gone(self, pid, connection, module):
+        self.gone.append(module)
 
     def process_started(self, pid, command):
         self.started.append((pid, command))

@@ -139,6 +139,100 @@ def test_attributes_set_before_the_twin(bench, broker):
     assert result.of("cache plain twin 1") == ["cache plain twin 1: 2"]
 
 
+def test_devices_are_named_once_of_each_kind(bench, broker):
+    with bench.server(broker) as server:
+        bench.run(server, "plain", 1, MOCK_DEVICES="5")
+        wait_for(lambda: len(broker.devices) == 2)
+        bench.run(server, "plain", 1, MOCK_DEVICES="0")
+    kinds = [(each.ordinal, each.arch, each.sm_count, each.name) for each in broker.devices]
+    assert kinds == [(0, 90, 132, "Mock 0"), (1, 90, 132, "Mock 1")]
+
+
+def test_images_in_files_are_told_before_they_are_loaded(bench, broker):
+    """Those in memory that may change or go, and those that are no fatbins, are not: nothing is
+    read there that the driver might not read."""
+    broker.ahead = True
+    with bench.server(broker) as server:
+        result = bench.run(server, "images", 3)
+        wait_for(lambda: len(broker.gone) == 5)  # two had been sent
+        assert (result.returncode, result.complaints, server.problems) == (0, [], [])
+        assert only(server).probed == 3
+    program = str(bench.folder / "tests" / "agent_workload")
+    assert {each.source for each in broker.loading} == {program}
+    assert {each.device.name for each in broker.loading} == {"Mock 0"}
+    texts = [b"broken" in each.image()[:] for each in broker.loading]
+    assert texts == [False, False, False, True, True, False]
+    numbers = [each.module for each in broker.loading]
+    told = [number for number in broker.gone if number in numbers]
+    assert told == [numbers[0], numbers[3], numbers[4]]  # unloaded; refused, twice
+    (seen,) = broker.seen
+    assert (seen.module, seen.source, seen.connection) == (
+        numbers[-1],
+        program,
+        broker.loading[-1].connection,
+    )
+    assert broker.images[0][:] == broker.loading[-1].image()[:]
+
+
+def test_images_are_not_told_where_nobody_asked(bench, request):
+    broker = broker_of(request)
+    with bench.server(broker) as server:
+        bench.run(server, "images", 1)
+        broker.ahead = True
+        server.detach()
+        bench.run(server, "images", 1)  # nothing is attached
+        assert server.drain(PATIENCE)
+    assert broker.loading == []
+
+
+def test_images_are_told_when_links_come(bench, broker):
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, "reload_late", UNTIL_FINISH)
+        wait_for(lambda: broker.seen)
+        assert broker.loading == []
+        broker.ahead = True
+        server.set_epoch(twin_wait_s=PATIENCE)
+        wait_for(lambda: broker.loading)
+        broker.ahead = False
+        server.set_epoch(twin_wait_s=PATIENCE)
+        result = bench.finish(process)
+    assert (result.returncode, result.complaints) == (0, [])
+
+
+def test_the_original_is_loaded_while_the_session_works(bench, request):
+    broker = broker_of(request)
+    begun, go = threading.Event(), threading.Event()
+    resolve = broker.resolve
+
+    def slowly(seen):
+        begun.set()
+        assert go.wait(PATIENCE)
+        return resolve(seen)
+
+    broker.resolve = slowly
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, "kernels", 2)
+        assert begun.wait(PATIENCE)
+        loading = "function of kernel plain mode 2"  # relaxed: no capture is disturbed
+        wait_for(lambda: bench.log.exists() and loading in bench.log.read_text())
+        go.set()
+        result = bench.finish(process)
+        assert (result.returncode, only(server).probed) == (0, 3)
+    assert result.of("function of kernel plain") == [loading] * 2  # and for the twin
+
+
+@pytest.mark.parametrize(("scene", "wait", "calls"), [("nodes", PATIENCE, 1), ("kernels", 0, 0)])
+def test_the_original_is_not_loaded_in_captures_or_where_nobody_waits(
+    bench, request, scene, wait, calls
+):
+    """A node's is loaded for its twin only."""
+    broker = broker_of(request)
+    with bench.server(broker, twin_wait_s=wait) as server:
+        result = bench.run(server, scene, 1)
+    assert result.returncode == 0
+    assert len(result.of("function of kernel plain")) <= calls
+
+
 def test_unmatched_kernel_is_asked_for_once(bench, request):
     broker = broker_of(request, twins={})
     with bench.server(broker) as server:

@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -63,12 +65,19 @@ say(result.value)
 """
 
 
+def fatbin(text):
+    """Of which the session hears before it is loaded."""
+    payload = text.encode() + bytes(-len(text) % 8)
+    head = struct.pack("<HHIQIIIIQQQQ", 1, 0x101, 64, len(payload), 0, 0, 0, 80, 0, 0x11, 0, 0)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(head + payload)) + head + payload
+
+
 def make(path, number):
     """A file that did not exist before, with a kernel that stores ``number``."""
     text = PTX % ("store", number)
     if path.suffix == ".so":
-        image = path.with_suffix(".ptx.in")
-        image.write_text(text)
+        image = path.with_suffix(".in")
+        image.write_bytes(fatbin(text) if path.stem == "fatbin" else text.encode())
         source = path.with_suffix(".c")
         source.write_text(
             '__asm__(".section .rodata\\n.global image\\n.balign 64\\nimage:\\n'
@@ -90,6 +99,10 @@ def make(path, number):
         ("image.so", "opened", "remove", True),
         ("image.so", "loaded", "replace", False),
         ("image.so", "loaded", "remove", False),
+        ("fatbin.so", "never", "", True),
+        ("fatbin.so", "opened", "replace", True),
+        ("fatbin.so", "loaded", "replace", False),
+        ("fatbin.so", "loaded", "remove", False),
         ("image.ptx", "never", "", True),
         ("image.ptx", "loaded", "replace", False),
         ("image.ptx", "loaded", "remove", False),
@@ -123,3 +136,27 @@ def test_a_file_that_changes_while_it_runs(tmp_path, name, when, what, probed):
         assert kernel.probed == int(probed)
         why = f"{path} has been changed or removed since the kernel was loaded from it"
         assert list(kernel.refusals) == ([] if probed else [why])
+
+
+@pytest.mark.parametrize(
+    ("kernels", "launched", "images"), [("*", False, 1), ("*", True, 1), ("s*", False, 0)]
+)
+def test_images_are_opened_ahead_where_every_kernel_is_probed(tmp_path, kernels, launched, images):
+    """What is read ahead counts as read, whether a kernel is launched or not; with other globs
+    nothing is read before that."""
+    path, script = tmp_path / "fatbin.so", tmp_path / "workload.py"
+    make(path, 1)
+    script.write_text(WORKLOAD)
+    commands, answers = tmp_path / "commands", tmp_path / "answers"
+    commands.write_text("")
+    argv = [sys.executable, str(script), str(path), str(commands), str(answers)]
+    if not launched:
+        script.write_text(WORKLOAD.replace('step("loaded")', 'step("loaded")\nsys.exit()'))
+    options = egpu.Options(simulated=True, kernels=kernels)
+    with egpu.run(argv, programs=PROGRAM, options=options) as session:
+        assert session.wait(PATIENCE) == 0
+        end = time.monotonic() + PATIENCE
+        while session.cost().images < images and time.monotonic() < end:
+            time.sleep(0.01)
+        assert session.cost().images == images
+        assert [kernel.probed for kernel in session.kernels()] == ([1] if launched else [])

@@ -22,6 +22,7 @@ from egpu.agent.stats import SlotCounts, StatsMemory
 from egpu.agent.twin import (
     DeviceInfo,
     HostCall,
+    ImageSeen,
     KernelSeen,
     LaunchCost,
     ProcessStats,
@@ -44,7 +45,7 @@ def cmdline(pid: int) -> tuple[str, ...]:
 
 
 def device_of(packet: Packet) -> DeviceInfo:
-    """The device fields of OPEN_ARENA and RESOLVE."""
+    """The device fields of DEVICE, OPEN_ARENA, RESOLVE and LOADING."""
     f = packet.fields
     return DeviceInfo(f["ordinal"], f["major"], f["minor"], f["sm_count"], packet.text("name"))
 
@@ -71,7 +72,7 @@ class Peer:
         self._callers: dict[int, tuple[int, ...]] = {}
         self._code = CodePlaces(pid)
         self._images: dict[int, bytes] = {}
-        self._number = next(_CONNECTIONS)
+        self.number = next(_CONNECTIONS)  # no other connection has it
         self._lock = threading.Lock()
         self._stats = StatsMemory()
 
@@ -161,8 +162,21 @@ class Peer:
             slot=slot,
             source=packet.text("path"),
             captured=packet.fields["captured"] != 0,
-            connection=self._number,
+            connection=self.number,
+            changed=packet.fields["source"] == ImageSource.CHANGED,
             image=self.image_reader(packet),
+        )
+
+    def image_seen(self, packet: Packet) -> ImageSeen:
+        """The LOADING as the broker sees it."""
+        f, path = packet.fields, packet.text("path")
+        return ImageSeen(
+            pid=self.pid,
+            device=device_of(packet),
+            module=f["image"],
+            source=path,
+            connection=self.number,
+            image=partial(_part, path, f["offset"], f["size"]),
         )
 
     def note_refusal(self, slot: int, reason: str) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 from egpu.errors import AgentError
 
 WIRE_MAGIC: Final = 0x55504745  # "EGPU"
-WIRE_VERSION: Final = 3
+WIRE_VERSION: Final = 4
 PACKET_LIMIT: Final = 64 * 1024  # bytes; below every default socket buffer
 FILES_LIMIT: Final = 2  # descriptors in one packet
 
@@ -39,6 +39,8 @@ class Kind(enum.IntEnum):
     COMMAND_DONE = 8
     STACK = 9
     HOST_CALL = 10
+    DEVICE = 11
+    LOADING = 12
     WELCOME = 32
     BYE = 33
     ARENA = 34
@@ -80,7 +82,8 @@ MESSAGES: Final = (
     Message(Kind.HELLO, "a process called cuInit", (("pid", "u32"), ("layout", "u32"))),
     Message(Kind.IMAGE, "an image in heap memory, copied when it was loaded; file 0 holds it",
             (("image", "u64"), ("size", "u64")), files=1),
-    Message(Kind.IMAGE_GONE, "the module of an image was unloaded", (("image", "u64"),)),
+    Message(Kind.IMAGE_GONE, "the module of an image was unloaded, or never loaded",
+            (("image", "u64"),)),
     Message(Kind.OPEN_ARENA, "asks for the arenas of one context",
             (("arena", "u32"), *_DEVICE), ("name",)),
     Message(Kind.RESOLVE, "first launch of a kernel: is there a twin?",
@@ -103,12 +106,17 @@ MESSAGES: Final = (
             "number plus 1",
             (("time", "u64"), ("thread", "u32"), ("call", "u32"), ("leaving", "u32"),
              ("stack", "u32"))),
+    Message(Kind.DEVICE, "a device that the process sees, one of each kind; before any context",
+            _DEVICE, ("name",)),
+    Message(Kind.LOADING, "the driver is about to load an image that lies in a file; sent where "
+            "the session wants it (ahead)",
+            (("image", "u64"), ("offset", "u64"), ("size", "u64"), *_DEVICE), ("path", "name")),
     # session to agent
     Message(Kind.WELCOME, "answers HELLO; file 0 is the stats memory; one launch in sample of each "
-            "kernel is probed",
+            "kernel is probed; ahead: 1 if LOADING is wanted",
             (("stats_size", "u64"), ("layout", "u32"), ("epoch", "u32"), ("twin_wait_ms", "u32"),
              ("snapshot_ms", "u32"), ("exit_wait_ms", "u32"), ("features", "u32"),
-             ("stack_base", "u32"), ("sample", "u32")), files=1),
+             ("stack_base", "u32"), ("sample", "u32"), ("ahead", "u32")), files=1),
     Message(Kind.BYE, "the session will not serve this process", (), ("reason",)),
     Message(Kind.ARENA, "answers OPEN_ARENA; file 0 is the host arena, file 1 the initial "
             "contents; rings holds rows of struct egpu_ring; allocations: the offset of that "
@@ -124,8 +132,8 @@ MESSAGES: Final = (
             ("globals", "table", "patches"), files=1),
     Message(Kind.UNMATCHED, "answers RESOLVE: no link asks for it", (("epoch", "u32"),)),
     Message(Kind.REFUSED, "answers RESOLVE", (("epoch", "u32"),), ("reason",)),
-    Message(Kind.EPOCH, "links have changed: ask again at the next launch",
-            (("epoch", "u32"), ("twin_wait_ms", "u32"))),
+    Message(Kind.EPOCH, "links have changed: ask again at the next launch; ahead as in WELCOME",
+            (("epoch", "u32"), ("twin_wait_ms", "u32"), ("ahead", "u32"))),
     Message(Kind.SNAPSHOT, "copy every arena now"),
     Message(Kind.DETACH, "use no twin from now on"),
     # Commands: one at a time for each arena, over a private stream.

@@ -15,7 +15,7 @@ from egpu.agent import channel
 from egpu.agent import protocol as wire
 from egpu.agent.answers import Answers
 from egpu.agent.frames import CallFrame
-from egpu.agent.peer import Peer
+from egpu.agent.peer import Peer, device_of
 from egpu.agent.protocol import Kind, Packet, encode
 from egpu.agent.roster import Roster, has_ended
 from egpu.agent.totals import by_kernel
@@ -26,6 +26,7 @@ from egpu.maps.layout import LAUNCH_STACK_MASK, LAYOUT_VERSION, STACKS_LIMIT
 
 SOCKET_NAME = "agent.sock"
 _SEND_SECONDS = 5.0
+_AHEAD = 2  # threads for what no launch waits for: devices, and images
 _STACK_BASES = LAUNCH_STACK_MASK // STACKS_LIMIT  # processes whose stacks have numbers of their own
 
 
@@ -81,6 +82,7 @@ class Server:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._workers = Workers(self.problems)
+        self._ahead = Workers(self.problems, threads=_AHEAD)  # never in the way of an answer
         self._thread = threading.Thread(target=self._serve, name="egpu-server", daemon=True)
         self._thread.start()
 
@@ -136,8 +138,18 @@ class Server:
             epoch = self._epoch
         self._detached = False
         for peer in self._peers.live():
-            peer.send(encode(Kind.EPOCH, epoch=epoch, twin_wait_ms=_milliseconds(twin_wait_s)))
+            peer.send(
+                encode(
+                    Kind.EPOCH,
+                    epoch=epoch,
+                    twin_wait_ms=_milliseconds(twin_wait_s),
+                    ahead=self._wants_images(),
+                )
+            )
         return epoch
+
+    def _wants_images(self) -> int:
+        return int(not self._detached and self._broker.wants_images())
 
     def stacks(self) -> dict[int, tuple[CallFrame, ...]]:
         """Every stack from which a kernel was launched so far, by number."""
@@ -173,6 +185,7 @@ class Server:
         self._wake_write.send(b"x")
         self._thread.join()
         self._workers.close()
+        self._ahead.close()
         for peer in self._peers:
             peer.close()
             peer.freeze()
@@ -258,6 +271,11 @@ class Server:
                 peer.keep_image(packet, files)
             case Kind.IMAGE_GONE:
                 peer.drop_image(packet.fields["image"])
+                self._broker.image_gone(peer.pid, peer.number, packet.fields["image"])
+            case Kind.DEVICE:
+                self._ahead.submit(self._broker.device_named, device_of(packet))
+            case Kind.LOADING:
+                self._ahead.submit(self._broker.image_loading, peer.image_seen(packet))
             case Kind.OPEN_ARENA:
                 self._workers.submit(self._answer.open_arena, peer, packet)
             case Kind.RESOLVE:
@@ -307,6 +325,7 @@ class Server:
                     features=self._features,
                     stack_base=self._stack_base(),
                     sample=self._sample,
+                    ahead=self._wants_images(),
                 ),
                 (file,),
             )

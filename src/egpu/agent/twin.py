@@ -271,8 +271,22 @@ class Broker(Protocol):
     """What a session answers.  Called on worker threads, several at a time; an EgpuError from
     ``resolve`` or ``open_device`` is sent to the workload as the reason."""
 
+    def wants_images(self) -> bool:
+        """Whether ``image_loading`` is to be called: asked when a process comes, and when links
+        have changed."""
+
     def process_started(self, pid: int, command: str) -> None:
         """A process called cuInit and was accepted; ``command`` as a shell would take it."""
+
+    def device_named(self, device: DeviceInfo) -> None:
+        """A process sees such a device; nobody waits."""
+
+    def image_loading(self, seen: ImageSeen) -> None:
+        """A process is about to load an image, some of whose kernels may be asked for; nobody
+        waits."""
+
+    def image_gone(self, pid: int, connection: int, module: int) -> None:
+        """What ``image_loading`` told of was not loaded, or is unloaded; on the server's thread."""
 
     def process_ended(self, pid: int) -> None:
         """Its connection closed: it ended, or replaced itself by exec."""

@@ -6,16 +6,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-_WORKERS = 4
-
 
 class Workers:
     """A few threads, and what they were given that is not done.  ``problems`` gets a line for each
     exception."""
 
-    def __init__(self, problems: list[str]) -> None:
+    def __init__(self, problems: list[str], *, threads: int = 4) -> None:
         self._problems = problems
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="egpu-broker")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="egpu-broker")
         self._lock = threading.Lock()
         self._given: set[Future[None]] = set()
 

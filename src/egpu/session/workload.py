@@ -15,6 +15,7 @@ from egpu.agent import (
     Broker,
     DeviceInfo,
     HostCall,
+    ImageSeen,
     KernelSeen,
     Refused,
     Server,
@@ -248,6 +249,21 @@ class _Forwarding:
     def host_call(self, call: HostCall) -> None:
         if self.target is not None:
             self.target.host_call(call)
+
+    def wants_images(self) -> bool:
+        return self.target is not None and self.target.wants_images()
+
+    def device_named(self, device: DeviceInfo) -> None:
+        if self.target is not None:
+            self.target.device_named(device)
+
+    def image_loading(self, seen: ImageSeen) -> None:
+        if self.target is not None:
+            self.target.image_loading(seen)
+
+    def image_gone(self, pid: int, connection: int, module: int) -> None:
+        if self.target is not None:
+            self.target.image_gone(pid, connection, module)
 
     def process_started(self, pid: int, command: str) -> None:
         if self.target is not None:

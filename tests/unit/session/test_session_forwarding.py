@@ -76,3 +76,37 @@ def test_one_that_takes_too_long(monkeypatch):
     assert forwarding.resolve("k") == Unmatched()
     forwarding.attach(Session())
     assert forwarding.resolve("k") == Refused("k has no twin")
+
+
+def test_images_are_told_to_a_session_that_wants_them():
+    class Wanting(Session):
+        def __init__(self):
+            self.told = []
+
+        def wants_images(self):
+            return True
+
+        def device_named(self, device):
+            self.told.append(device)
+
+        def image_loading(self, seen):
+            self.told.append(seen)
+
+        def image_gone(self, *which):
+            self.told.append(which)
+
+    forwarding, session = _Forwarding(), Wanting()
+
+    def tell():
+        forwarding.device_named("device")
+        forwarding.image_loading("image")
+        forwarding.image_gone(1, 2, 3)
+
+    assert not forwarding.wants_images()
+    tell()  # to nobody
+    forwarding.attach(session)
+    assert forwarding.wants_images()
+    tell()
+    assert session.told == ["device", "image", (1, 2, 3)]
+    forwarding.leave()
+    assert not forwarding.wants_images()
