@@ -1,13 +1,15 @@
 """How long a twin takes whose kernel exists as machine code: built, and found in the cache.
 
     PYTHONPATH=src python bench/splices.py IMAGE... [--kernels N] [--every N] [--named TEXT]...
-                                           [--tool NAME] [--json]
+                                           [--tool NAME] [--ahead] [--json]
 
 Needs ptxas and no GPU.  IMAGE is a cubin, a fatbin, or a program or library, whose fatbins are the
 images that its process loads, each for itself.  Up to N kernels of each image (of every N-th one)
 get the tool's probes, as a session would do it; the first one pays for compiling the probes.  Times
 are of the answering thread's work, in milliseconds: keeping a twin on disk is another's.  An
-image's first kernel pays for opening it.
+image's first kernel pays for opening it, unless with --ahead all is done first that a session does
+before a kernel waits: what the device's kind needs once, and, while the driver loads it, opening
+each image.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 
 from egpu.agent.file_part import FilePart
-from egpu.agent.twin import DeviceInfo, KernelSeen, Twin
+from egpu.agent.twin import DeviceInfo, ImageSeen, KernelSeen, Twin
 from egpu.bpf.object import read_object
 from egpu.image import fitting_cubins, image_length, list_kernels, open_for
 from egpu.maps import plan
@@ -83,7 +85,7 @@ def kernels_of(options: argparse.Namespace) -> list[KernelSeen]:
 
 
 def one_round(
-    tool: str, kernels: Sequence[KernelSeen], cache: TwinCache
+    tool: str, kernels: Sequence[KernelSeen], cache: TwinCache, *, ahead: bool = False
 ) -> tuple[list[float], list[float], int]:
     """Milliseconds of each kernel that got a twin, of those that were an image's first, and how
     many got none."""
@@ -98,8 +100,21 @@ def one_round(
         machine_code=True,
     )
     times, firsts, refused = [], [], 0
+    if ahead:
+        builder.rehearse(DEVICE)
     for seen in kernels:
         images = builder.images_read
+        if ahead:
+            builder.open_ahead(
+                ImageSeen(
+                    seen.pid,
+                    seen.device,
+                    seen.module,
+                    seen.source,
+                    seen.connection,
+                    image=seen.image,
+                )
+            )
         begin = time.thread_time()
         if isinstance(builder.resolve(seen), Twin):
             times.append((time.thread_time() - begin) * 1e3)
@@ -131,12 +146,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="images of a library")
     parser.add_argument("--named", action="append", default=[], metavar="TEXT")
     parser.add_argument("--tool", default="kernelcount")
+    parser.add_argument("--ahead", action="store_true", help="do first what a session does first")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     kernels = kernels_of(options)
     with tempfile.TemporaryDirectory() as folder:
         rounds = {
-            name: one_round(options.tool, kernels, TwinCache(Path(folder)))
+            name: one_round(options.tool, kernels, TwinCache(Path(folder)), ahead=options.ahead)
             for name in ("built", "cached")
         }
     result = {
