@@ -158,20 +158,36 @@ def test_images_in_files_are_told_before_they_are_loaded(bench, broker):
         assert (result.returncode, result.complaints, server.problems) == (0, [], [])
         assert only(server).probed == 3
     program = str(bench.folder / "tests" / "agent_workload")
-    assert {each.source for each in broker.loading} == {program}
     assert {each.device.name for each in broker.loading} == {"Mock 0"}
-    texts = [b"broken" in each.image()[:] for each in broker.loading]
+    told = [each for each in broker.loading if each.source]
+    assert {each.source for each in told} == {program}
+    texts = [b"broken" in each.image()[:] for each in told]
     assert texts == [False, False, False, True, True, False]
-    numbers = [each.module for each in broker.loading]
+    numbers = [each.module for each in told]
     told = [number for number in broker.gone if number in numbers]
     assert told == [numbers[0], numbers[3], numbers[4]]  # unloaded; refused, twice
     (seen,) = broker.seen
-    assert (seen.module, seen.source, seen.connection) == (
-        numbers[-1],
-        program,
-        broker.loading[-1].connection,
-    )
+    last = (numbers[-1], program, broker.loading[-1].connection)
+    assert (seen.module, seen.source, seen.connection) == last
     assert broker.images[0][:] == broker.loading[-1].image()[:]
+
+
+@pytest.mark.parametrize("devices", ["1", "5"])
+def test_images_in_memory_are_told_of_when_they_are_sent(bench, broker, devices):
+    """But where the process sees devices of several kinds: nobody knows yet for which they are."""
+    broker.ahead = True
+    with bench.server(broker) as server:
+        result = bench.run(server, "plain", 3, MOCK_DEVICES=devices)
+        wait_for(lambda: broker.loading or devices != "1")
+        assert server.drain(PATIENCE)
+        assert (result.returncode, only(server).probed, server.problems) == (0, 3, [])
+    (seen,) = broker.seen
+    told = [(each.module, each.source, each.connection, each.device) for each in broker.loading]
+    if devices == "1":
+        assert told == [(seen.module, "", seen.connection, seen.device)]
+        assert broker.loading[0].image() == seen.image()
+    else:
+        assert told == []
 
 
 def test_images_are_not_told_where_nobody_asked(bench, request):

@@ -72,6 +72,7 @@ class Peer:
         self._callers: dict[int, tuple[int, ...]] = {}
         self._code = CodePlaces(pid)
         self._images: dict[int, bytes] = {}
+        self._devices: list[DeviceInfo] = []
         self.number = next(_CONNECTIONS)  # no other connection has it
         self._lock = threading.Lock()
         self._stats = StatsMemory()
@@ -178,6 +179,20 @@ class Peer:
             connection=self.number,
             image=partial(_part, path, f["offset"], f["size"]),
         )
+
+    def note_device(self, packet: Packet) -> DeviceInfo:
+        """A DEVICE message."""
+        device = device_of(packet)
+        self._devices.append(device)
+        return device
+
+    def image_kept(self, number: int) -> ImageSeen | None:
+        """An IMAGE as the broker sees it; None where it may be for devices of several kinds."""
+        with self._lock:
+            data = self._images[number]
+        if len(self._devices) != 1:
+            return None
+        return ImageSeen(self.pid, self._devices[0], number, "", self.number, image=lambda: data)
 
     def note_refusal(self, slot: int, reason: str) -> None:
         if reason not in self.refusals.setdefault(slot, []):

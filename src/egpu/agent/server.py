@@ -15,11 +15,11 @@ from egpu.agent import channel
 from egpu.agent import protocol as wire
 from egpu.agent.answers import Answers
 from egpu.agent.frames import CallFrame
-from egpu.agent.peer import Peer, device_of
+from egpu.agent.peer import Peer
 from egpu.agent.protocol import Kind, Packet, encode
 from egpu.agent.roster import Roster, has_ended
 from egpu.agent.totals import by_kernel
-from egpu.agent.twin import Broker, KernelStats, ProcessStats, TwinState
+from egpu.agent.twin import Broker, ImageSeen, KernelStats, ProcessStats, TwinState
 from egpu.agent.workers import Workers
 from egpu.errors import AgentError, InternalError
 from egpu.maps.layout import LAUNCH_STACK_MASK, LAYOUT_VERSION, STACKS_LIMIT
@@ -269,11 +269,12 @@ class Server:
                 self._hello(peer, packet)
             case Kind.IMAGE:
                 peer.keep_image(packet, files)
+                self._open_ahead(peer.image_kept(packet.fields["image"]))
             case Kind.IMAGE_GONE:
                 peer.drop_image(packet.fields["image"])
                 self._broker.image_gone(peer.pid, peer.number, packet.fields["image"])
             case Kind.DEVICE:
-                self._ahead.submit(self._broker.device_named, device_of(packet))
+                self._ahead.submit(self._broker.device_named, peer.note_device(packet))
             case Kind.LOADING:
                 self._ahead.submit(self._broker.image_loading, peer.image_seen(packet))
             case Kind.OPEN_ARENA:
@@ -297,6 +298,11 @@ class Server:
                     event.set()
             case _:
                 raise AgentError(f"{packet.kind.name} is not for an agent to send")
+
+    def _open_ahead(self, seen: ImageSeen | None) -> None:
+        """An image that was sent after it was loaded: its kernels may be asked for right away."""
+        if seen is not None and self._wants_images():
+            self._ahead.submit(self._broker.image_loading, seen)
 
     def _stack_base(self) -> int:
         """Where the next process's stacks begin to be numbered; reused after 510 processes."""

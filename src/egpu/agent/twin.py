@@ -55,7 +55,8 @@ class KernelSeen:
 
 @dataclass(frozen=True, slots=True)
 class ImageSeen:
-    """An image that a process is about to load from a file; fields as in ``KernelSeen``."""
+    """An image that a process is about to load from a file, or has loaded from its memory; fields
+    as in ``KernelSeen``."""
 
     pid: int
     device: DeviceInfo
@@ -282,8 +283,8 @@ class Broker(Protocol):
         """A process sees such a device; nobody waits."""
 
     def image_loading(self, seen: ImageSeen) -> None:
-        """A process is about to load an image, some of whose kernels may be asked for; nobody
-        waits."""
+        """A process is about to load an image, or has, some of whose kernels may be asked for;
+        nobody waits."""
 
     def image_gone(self, pid: int, connection: int, module: int) -> None:
         """What ``image_loading`` told of was not loaded, or is unloaded; on the server's thread."""
