@@ -18,6 +18,7 @@ import re
 import secrets
 import stat
 import time
+import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
@@ -25,14 +26,14 @@ from typing import BinaryIO
 from egpu.errors import InputError
 from egpu.version import VERSION
 
-CACHE_FORMAT = b"egpu twin 4\n"
+CACHE_FORMAT = b"egpu twin 5\n"
 # Packages that decide what is built; session, too: what goes which way, and how ptxas is called.
 _BUILDERS = ("bpf", "verifier", "codegen", "image", "splice", "maps", "session")
 DEFAULT_LIMIT = 256 << 20  # bytes
 SUFFIX = ".twin"
 _SIZE = re.compile(r"([0-9]{1,12})([KMG]?)", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
-_DIGEST = hashlib.sha256().digest_size
+_SIGNED = len(CACHE_FORMAT) + 4  # bytes before those that the checksum between them is of
 _HEAD_SPACE = 4096  # bytes in which what is known of a twin mostly lies
 _UNFINISHED = ".new-"
 _UNFINISHED_S = 3600.0  # after which the session that was writing such a file must have been killed
@@ -224,14 +225,14 @@ class TwinCache:
                 handle, name = self._unfinished()
             try:
                 with os.fdopen(handle, "wb") as file:
-                    file.write(CACHE_FORMAT + hashlib.sha256(code).digest())
+                    file.write(CACHE_FORMAT + zlib.crc32(code).to_bytes(4, "little"))
                     file.write(code)
                 os.replace(name, os.path.join(self._directory, key + SUFFIX))
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(name)
                 raise
-            self._keep_within_limit(len(CACHE_FORMAT) + _DIGEST + len(code))
+            self._keep_within_limit(_SIGNED + len(code))
         except (OSError, MemoryError) as error:
             why = error.strerror if isinstance(error, OSError) else "out of memory"
             self.failure = f"twins are not cached in {self._directory}: {why}"
@@ -255,18 +256,18 @@ class TwinCache:
 def _read_twin(file: int, size: int) -> BuiltTwin | None:
     """What an open file of the cache holds, None if it is of another format or not as it was
     written."""
-    signed = len(CACHE_FORMAT) + _DIGEST
-    begin = signed + 4  # of the head, whose length stands before it
+    begin = _SIGNED + 4  # of the head, whose length stands before it
     head = os.pread(file, _HEAD_SPACE, 0)
-    end = begin + int.from_bytes(head[signed:begin], "little")
+    end = begin + int.from_bytes(head[_SIGNED:begin], "little")
     if not head.startswith(CACHE_FORMAT) or end > size:
         return None
     if end > len(head):
         head = os.pread(file, end, 0)
     image = os.pread(file, size - end, end)  # by itself: nobody has to copy it
-    digest = hashlib.sha256(head[signed:end])
-    digest.update(image)
-    if digest.digest() != head[len(CACHE_FORMAT) : signed]:
+    # A disk may damage a file, and nobody else writes here: what finds that is enough, and a launch
+    # waits for it.
+    check = zlib.crc32(image, zlib.crc32(head[_SIGNED:end]))
+    if check.to_bytes(4, "little") != head[len(CACHE_FORMAT) : _SIGNED]:
         return None
     try:
         return BuiltTwin.of(head[begin:end], image)
@@ -277,8 +278,8 @@ def _read_twin(file: int, size: int) -> BuiltTwin | None:
 def read_origin(file: BinaryIO) -> tuple[Origin, str] | None:
     """(what it is made of, identity of the egpu that wrote it) from a file's head alone; None for
     a file of another format or a damaged head."""
-    head = file.read(len(CACHE_FORMAT) + _DIGEST + 4)
-    if not head.startswith(CACHE_FORMAT) or len(head) < len(CACHE_FORMAT) + _DIGEST + 4:
+    head = file.read(_SIGNED + 4)
+    if not head.startswith(CACHE_FORMAT) or len(head) < _SIGNED + 4:
         return None
     try:
         row = json.loads(file.read(int.from_bytes(head[-4:], "little")))["origin"]
