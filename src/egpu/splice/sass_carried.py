@@ -85,8 +85,8 @@ def localised(words: tuple[int, ...], arch: int) -> tuple[int, ...]:
 
     So a register that holds one constant from beginning to end holds nothing else in between.
     """
-    live, needed = _live(words, arch)
-    begins = _block_begins(words, arch)
+    live, needed = live_registers(words, arch)
+    begins = block_begins(words, arch)
     used = {register // 2 for word in words for register in _named(word)}
     free = [pair for pair in range(URZ // 2) if pair not in used]
     other: dict[int, int] = {}
@@ -98,7 +98,7 @@ def localised(words: tuple[int, ...], arch: int) -> tuple[int, ...]:
             other[pair] = free.pop(0)
         for at in range(first, last + 1):
             found[at] = _with_pair(found[at], pair, other[pair])
-    _check_same(live[0], _live(found, arch)[0][0])
+    _check_same(live[0], live_registers(found, arch)[0][0])
     return tuple(found)
 
 
@@ -144,7 +144,7 @@ def _local_values(
     return found
 
 
-def _block_begins(words: Sequence[int], arch: int) -> frozenset[int]:
+def block_begins(words: Sequence[int], arch: int) -> frozenset[int]:
     """Where instructions are that jumps lead to or that follow one."""
     found: set[int] = {0}
     for at, word in enumerate(words):
@@ -158,7 +158,9 @@ def _block_begins(words: Sequence[int], arch: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def _live(words: Sequence[int], arch: int) -> tuple[list[frozenset[int]], list[frozenset[int]]]:
+def live_registers(
+    words: Sequence[int], arch: int
+) -> tuple[list[frozenset[int]], list[frozenset[int]]]:
     """Registers that are needed before each instruction, and behind it on any way."""
     live: list[frozenset[int]] = [frozenset()] * len(words)
     behind = list(live)
@@ -200,7 +202,7 @@ def _written_since(words: Sequence[int], arch: int) -> list[frozenset[_Written] 
     """Per instruction, what was surely written since the lanes last parted or met; None where no
     lane comes."""
     known: list[frozenset[_Written] | None] = [None] * len(words)
-    begins = _block_begins(words, arch)
+    begins = block_begins(words, arch)
     work: list[tuple[int, frozenset[_Written]]] = [(0, frozenset())]
     while work:
         index, arriving = work.pop()
@@ -287,17 +289,17 @@ def reads_and_writes(word: int) -> tuple[set[int], set[int]]:
     """Uniform registers that an instruction of the tables reads and writes."""
     reads: set[int] = set()
     writes: set[int] = set()
-    for first, pair, written in _values(word):
+    for first, pair, written in values_named(word):
         (writes if written else reads).update((first, first + 1) if pair else (first,))
     return reads, writes
 
 
 def pairs_named(words: Sequence[int]) -> frozenset[int]:
     """The first of each two uniform registers that an instruction of a probe names as a pair."""
-    return frozenset(first for word in words for first, pair, _ in _values(word) if pair)
+    return frozenset(first for word in words for first, pair, _ in values_named(word) if pair)
 
 
-def _values(word: int) -> Iterator[tuple[int, bool, bool]]:
+def values_named(word: int) -> Iterator[tuple[int, bool, bool]]:
     """(uniform register, whether the next belongs to it, whether it is written)."""
     opcode = OPCODE.of(word)
     for at in register_fields(word) or ():

@@ -11,14 +11,15 @@ from egpu.errors import InternalError, UnsupportedError
 from egpu.image.cubin_kernel import Kernel
 from egpu.splice.occupancy import free_registers
 from egpu.splice.sass_carried import carried, localised
-from egpu.splice.sass_encoding import COLLECTIVES, EXIT, OPCODE
+from egpu.splice.sass_encoding import COLLECTIVES, EXIT, OPCODE, UNIFORM_REGISTERS
 from egpu.splice.sass_numbers import free_numbers
+from egpu.splice.sass_packed import packed
 from egpu.splice.sass_probe import (
     ProbeBlocks,
     ProbeSetting,
     assemble_probes,
 )
-from egpu.splice.sass_ptx import Apart, Manner
+from egpu.splice.sass_ptx import AMPLE, Apart, Manner
 from egpu.splice.sass_rules import EVERY_RULE, Rule, register_count, without_meetings
 from egpu.splice.sass_uniform import Usage
 
@@ -35,7 +36,8 @@ def assembled(
     ``most``: what a warp may be left with at its exit (setmaxnreg).  No uniform value lives where
     one group of leaving lanes could spoil it for another, and what lanes share finds numbers that
     the kernel does not use (``around``).  Probes that do not do so are assembled with more of their
-    values in ordinary registers; UnsupportedError when nothing helps.
+    values in ordinary registers; then what is left in uniform ones is packed into those that the
+    kernel leaves.  UnsupportedError when nothing helps.
     """
     blocks = _held_blocks(kernel, setting, most, Manner())
     joined = blocks.entry is not None and _ways_out(blocks.entry.words) > 1
@@ -44,7 +46,7 @@ def assembled(
     if blocks.exit is None or Rule.NO_CARRIED_UNIFORMS not in rules:
         return blocks
     reason: UnsupportedError | None = None
-    for apart in Apart:
+    for apart in AMPLE:
         if apart is not Apart.NOTHING:
             manner = Manner(apart=apart, joined=joined)
             blocks = _held_blocks(kernel, setting, most, manner)
@@ -53,7 +55,16 @@ def assembled(
             if found is None:
                 return each
             reason = found  # the last: of manners that cost more and more, what none gets around
-    raise reason or InternalError("exit probes that nothing speaks against")
+    if reason is None:
+        raise InternalError("exit probes that nothing speaks against")
+    free = frozenset(range(UNIFORM_REGISTERS)) - around.registers
+    for way in Apart:
+        manner = Manner(apart=way, joined=joined)
+        blocks = _held_blocks(kernel, setting, most, manner)
+        tight = _packed(blocks, setting, free, rules)
+        if tight is not None and _objection(tight, setting, around, rules) is None:
+            return tight
+    raise reason
 
 
 @functools.lru_cache(maxsize=256)
@@ -109,6 +120,15 @@ def _localised(blocks: ProbeBlocks, setting: ProbeSetting) -> ProbeBlocks:
     if words == blocks.exit.words:
         return blocks
     return replace(blocks, exit=replace(blocks.exit, words=words))
+
+
+def _packed(
+    blocks: ProbeBlocks, setting: ProbeSetting, free: frozenset[int], rules: frozenset[Rule]
+) -> ProbeBlocks | None:
+    if blocks.exit is None:
+        return blocks
+    words = packed(blocks.exit.words, setting.arch, free, rules)
+    return None if words is None else replace(blocks, exit=replace(blocks.exit, words=words))
 
 
 def _held(kernel: Kernel, blocks: ProbeBlocks, most: int | None, manner: Manner) -> Manner:

@@ -270,9 +270,10 @@ def _differences(small: ProbeBlock | None, large: ProbeBlock | None) -> frozense
         if one == other:
             continue
         place = constant_of(one)
-        if place is None or place[0] != 0 or place[1] is None:
+        if place is None or place[0] != 0:
             return None
-        if CONSTANT_OFFSET.set(one, place[1] + _LARGE - _SMALL) != other:
+        # Where a register counts in, it counts from there.
+        if CONSTANT_OFFSET.set(one, CONSTANT_OFFSET.of(one) + _LARGE - _SMALL) != other:
             return None
         found.add(at)
     return frozenset(found)

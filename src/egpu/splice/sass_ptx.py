@@ -63,6 +63,18 @@ class Apart(enum.Enum):
     # some do: so it keeps uniform values for a few instructions only, as where lanes have parted.
     BRANCHED = enum.auto()
     EVERYTHING_BRANCHED = enum.auto()
+    # Behind such a branch, and the launch block is read from a place that seems to differ by lane:
+    # the assembler loads it into ordinary registers, not into uniform ones for an instruction.
+    LOADED = enum.auto()
+    # The same, and the grid's registers are chosen by a predicate, as one in a uniform register
+    # cannot be.
+    ALL_LOADED = enum.auto()
+
+
+# For kernels that leave enough uniform registers.
+AMPLE: tuple[Apart, ...] = tuple(
+    each for each in Apart if each not in (Apart.LOADED, Apart.ALL_LOADED)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +148,7 @@ def probe_text(
                 bodies.append(for_one_lane(each, body, names))
         if kind is AttachKind.EXIT:
             text = _leaving(chosen, bodies, manner.apart)
-            if manner.apart in _ALL_APART:
-                text = _ZERO + _SAME_FOR_ALL.sub(_differing, text)
+            text = _apart(text, manner.apart, names)
         else:
             text = "".join(f"{{\n{body}\n}}\n" for body in bodies)
             text += f"{{\n{_JOINED}}}\n" if manner.joined else ""
@@ -158,16 +169,37 @@ mov.u32 %egpu_above, %lanemask_gt;
 and.b32 %egpu_none, %egpu_none, %egpu_above;
 cvt.u64.u32 %egpu_none64, %egpu_none;
 """
+_BLOCK = """.reg .pred %egpu_known;
+.reg .b64 %egpu_block;
+setp.eq.b32 %egpu_known, %egpu_none, 0;
+mov.b64 %egpu_block, {launch};
+add.s64 %egpu_block, %egpu_block, %egpu_none64;
+"""
 # What comes from the launch: parameters, which are loaded into 64 bits, and the grid's registers.
+_GRID = r"%(?:n?ctaid|ntid|nsmid|smid|nwarpid|warpid|gridid)\b[.xyz]*"
 _SAME_FOR_ALL = re.compile(
     r"(?:(?P<load>ld\.param\.\w+)|mov\.[bu]32)\s+(?P<into>[%$\w]+), "
-    r"(?:\[[^]]*\]|%(?:n?ctaid|ntid|nsmid|smid|nwarpid|warpid|gridid)\b[.xyz]*);"
+    rf"(?:\[[^]]*\]|{_GRID});"
 )
+_OF_THE_GRID = re.compile(rf"mov\.[bu]32\s+(?P<into>[%$\w]+), {_GRID};")
 
 
 def _differing(match: re.Match[str]) -> str:
     width, zero = ("64", "%egpu_none64") if match["load"] else ("32", "%egpu_none")
     return f"{match[0]} or.b{width} {match['into']}, {match['into']}, {zero};"
+
+
+def _apart(text: str, apart: Apart, names: AddedNames) -> str:
+    """The text of exit probes, of which what is the same in all lanes does not seem to be."""
+    if apart in _ALL_APART:
+        return _ZERO + _SAME_FOR_ALL.sub(_differing, text)
+    if apart not in _LOADED:
+        return text
+    block = rf"(ld\.param\.\w+\s+[%$\w]+, \[){re.escape(names.launch)}\b"
+    text = re.sub(block, r"\1%egpu_block", text)
+    if apart is Apart.ALL_LOADED:
+        text = _OF_THE_GRID.sub(r"\g<0> selp.b32 \g<into>, \g<into>, 0, %egpu_known;", text)
+    return _ZERO + _BLOCK.format(launch=names.launch) + text
 
 
 def _leaving(probes: Sequence[DeviceCode], bodies: Sequence[str], apart: Apart) -> str:
@@ -176,7 +208,7 @@ def _leaving(probes: Sequence[DeviceCode], bodies: Sequence[str], apart: Apart) 
     Where one lane does all the work, the others end before any of it.  Otherwise those that a
     program does not run for go on to the next, and all know who left together with them.
     """
-    masks = _vector_mask if apart in (Apart.MASKS, *_ALL_APART) else str
+    masks = _vector_mask if apart in (Apart.MASKS, Apart.ALL_LOADED, *_ALL_APART) else str
     bodies = [_LAST_SYNC.sub("", body) for body in bodies]
     for probe, body in zip(probes, bodies, strict=True):
         if _TOGETHER.search(body):
@@ -193,7 +225,8 @@ def _leaving(probes: Sequence[DeviceCode], bodies: Sequence[str], apart: Apart) 
 
 
 _ALL_APART = (Apart.EVERYTHING, Apart.EVERYTHING_BRANCHED)
-_BEHIND_A_BRANCH = (Apart.BRANCHED, Apart.EVERYTHING_BRANCHED)
+_LOADED = (Apart.LOADED, Apart.ALL_LOADED)
+_BEHIND_A_BRANCH = (Apart.BRANCHED, Apart.EVERYTHING_BRANCHED, *_LOADED)
 # A load stands where the ways meet, so that they do; it is no instruction of the machine code's.
 _JOINED = f"""\
 .reg .b32 %egpu_place, %egpu_joined;

@@ -188,13 +188,13 @@ def test_what_is_read_was_written(path, arch):
 def test_a_uniform_value_that_moves_on_one_way_only_is_found(monkeypatch):
     """As it was: what the other way of a branch needs did not count, and the value was given
     another register up to the branch.  It ended in illegal addresses."""
-    live = sass_carried._live
+    live = sass_carried.live_registers
 
     def of_the_way_straight_on(words, arch):
         before, _ = live(words, arch)
         return before, [*before[1:], frozenset()]
 
-    monkeypatch.setattr(sass_carried, "_live", of_the_way_straight_on)
+    monkeypatch.setattr(sass_carried, "live_registers", of_the_way_straight_on)
     monkeypatch.setattr(sass_carried, "_check_same", lambda *_: None)
     sass_carried.localised.cache_clear()
     path = ROOT / "tests" / "gpu" / "probes" / "per_thread.bpf.o"
