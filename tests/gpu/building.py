@@ -36,6 +36,7 @@ NVCC_PROGRAMS = {
     "hopper":          (_MACHINE_CODE_90A,                  "hopper.cu"),
     "waiting":         (_MACHINE_CODE,                      "waiting.cu"),
     "two_devices":     (("-arch=sm_90",),                   "two_devices.cu"),
+    "hogging":         (_MACHINE_CODE,                      "hogging.cu"),
 }
 # fmt: on
 

@@ -91,6 +91,7 @@ def main(arguments: list[str]) -> int:
     import checks_rules  # noqa: PLC0415
     import checks_sass  # noqa: PLC0415
     import checks_tools  # noqa: PLC0415
+    import checks_uniforms  # noqa: PLC0415
 
     start = time.monotonic()
     built = build(conformance=options.conformance)
@@ -99,6 +100,7 @@ def main(arguments: list[str]) -> int:
         checks_programs,
         checks_counts,
         checks_sass,
+        checks_uniforms,
         checks_rules,
         checks_maps,
         checks_callbacks,

@@ -1,6 +1,7 @@
 """Uniform values of exit probes in the few registers that a kernel leaves."""
 
 import functools
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from egpu.image.cubin_kernel import open_kernel
 from egpu.maps import plan
 from egpu.session.additive import additive_maps
 from egpu.session.stamping import stamped_maps
-from egpu.splice import sass_packed
+from egpu.splice import sass, sass_packed
 from egpu.splice.sass import splice_sass
 from egpu.splice.sass_carried import carried
 from egpu.splice.sass_choice import assembled
@@ -48,6 +49,9 @@ from egpu.splice.sass_rules import EVERY_RULE, Rule
 from egpu.splice.sass_same import Values, _may_write
 from egpu.splice.sass_uniform import Usage, usage, usage_exact
 from egpu.verifier import verify
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "gpu"))
+import few_uniforms
 
 pytestmark = needs_tools
 
@@ -367,3 +371,19 @@ def test_the_launch_block_is_read_where_it_lies(apart, size):
     shape = Shape("k", target.parameters, target.parameter_size)
     (direct,) = _lift((shape,), given, Manner(apart=apart))
     assert moved.in_place(moved.exit.words) == list(direct.exit.words)
+
+
+@pytest.mark.parametrize("left", [2, 3, 5])
+def test_the_device_check_hides_registers_where_twins_are_made(left, monkeypatch):
+    seen = []
+
+    def chosen(*given):
+        seen.append(frozenset(range(UNIFORM_REGISTERS)) - given[3].registers)
+        return assembled(*given)
+
+    monkeypatch.setattr(sass, "code_around", sass.code_around)
+    monkeypatch.setattr(sass, "assembled", chosen)
+    free = {2: {0, 1}, 3: {0, 1, 2}, 5: {0, 1, 2, 3, 62}}[left]
+    few_uniforms.hide(left)
+    splice_sass(hog(56), "hog", *probes_of("records"), assemble)
+    assert seen == [free]
