@@ -58,6 +58,7 @@ def places(built: Built) -> dict[str, Place]:
     found = (
         Place("kernelcount", "kernelcount", (kernels, "40"), _miscounted),
         Place("kernellat", "kernellat", (kernels, "40"), _miscounted),
+        Place("uniforms", "kernelcount", (built.program("hogging"), "20"), _miscounted),
         Place("PyTorch", "kernelcount", torch, _miscounted),
         Place("blocks", blocks, (stress, "60"), _miscounted_blocks),
         Place("blocks of kernels", blocks, (kernels, "40"), _miscounted_blocks),
@@ -98,6 +99,7 @@ _SEEN_AT = {
     Rule.LANDED_LOADS: ("kernelcount", "blocks"),
     Rule.REGISTER_MARGIN: ("kernellat",),
     Rule.SECOND_PREDICATE: ("PyTorch",),
+    Rule.EXIT_STALL: ("uniforms",),
     Rule.OWN_UNIFORMS: ("blocks", "blocks of kernels"),
     Rule.NO_CARRIED_UNIFORMS: ("blocks", "blocks of kernels"),
     Rule.NO_MEETING: ("blocks", "blocks of kernels", "threads", "threads of kernels"),

@@ -66,6 +66,10 @@ class Rule(enum.Enum):
         "EXIT has a second predicate: the jump that replaces it carries both, or lanes leave that "
         "should stay"
     )
+    EXIT_STALL = (
+        "lanes that do not leave go on behind an EXIT, which holds them until what was computed "
+        "before it can be read: the jump that replaces it holds them as long"
+    )
     OWN_UNIFORMS = (
         "uniform registers, uniform predicates and convergence barriers belong to the warp, not to "
         "the lanes that leave: the exit probe gets numbers that the kernel does not use"
@@ -209,9 +213,19 @@ def after_everything(word: int, rules: frozenset[Rule]) -> int:
 
 
 def jump_for_exit(word: int, arch: int, distance: int, rules: frozenset[Rule]) -> int:
-    """The branch that takes an EXIT's place: the same lanes take it, after the same waits."""
+    """The branch that takes an EXIT's place: the same lanes take it, after the same waits, and the
+    others go on as late."""
     second = SECOND_GUARD.of(word) if Rule.SECOND_PREDICATE in rules else PT
-    return branch(arch, distance, guard=GUARD.of(word), second=second, wait=WAIT.of(word))
+    jump = branch(arch, distance, guard=GUARD.of(word), second=second, wait=WAIT.of(word))
+    return as_long(jump, word, rules)
+
+
+def as_long(jump: int, word: int, rules: frozenset[Rule]) -> int:
+    """A jump that keeps lanes which do not take it as long as the instruction in whose place it
+    stands, if that is longer than a jump takes."""
+    if Rule.EXIT_STALL not in rules or STALL.of(word) <= STALL.of(jump):
+        return jump
+    return YIELD.set(STALL.set(jump, STALL.of(word)), YIELD.of(word))
 
 
 def register_count(highest: int, rules: frozenset[Rule]) -> int:

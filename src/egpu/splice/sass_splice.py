@@ -46,6 +46,7 @@ from egpu.splice.sass_probe import (
 from egpu.splice.sass_rules import (
     Rule,
     after_everything,
+    as_long,
     before_wait,
     jump_for_exit,
     nothing,
@@ -167,13 +168,14 @@ class Splice:
         word = REUSE.set(word, 0)
         if OPCODE.of(word) == BRA and self._blocks.exit:
             target = SIZE + distance_of(word, self._arch)
-            return branch(
+            jump = branch(
                 self._arch,
                 target - (index + 1) * SIZE,
                 guard=GUARD.of(word),
                 second=SECOND_GUARD.of(word),
                 wait=WAIT.of(word),
             )
+            return as_long(jump, word, self._rules)
         if OPCODE.of(word) in RELATIVE:
             raise UnsupportedError(
                 f"{self._kernel.name}, whose first instruction depends on its place"

@@ -334,6 +334,53 @@ def test_second_predicate(arch):
     )
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("stall", "turn"), [(11, 1), (13, 0), (2, 1)])
+def test_exit_stall(arch, stall, turn):
+    """As ptxas has it in kernels of tests/gpu/workloads/hogging.cu: a predicate is read right
+    behind the EXIT that comes after the comparison."""
+    original = cubin("plain", arch)
+    parts = take_apart(open_cubin(original))
+    at = open_kernel(parts, "vector_add").text
+    words = words_of(parts.parts[at].data)
+    first = next(n for n, word in enumerate(words) if OPCODE.of(word) == EXIT_OPCODE)
+    words[first] = YIELD.set(STALL.set(words[first], stall), turn)
+    slow = put_together(parts.with_data({at: bytes_of(words)}))
+
+    def wrong(spliced):
+        now = spliced.after[first]
+        expected = (stall, turn) if stall > 5 else (5, 1)  # a jump takes 5
+        same = (STALL.of(now), YIELD.of(now)) == expected
+        return [] if same else [spliced.lines[first].text]
+
+    every = ("plain", "vector_add", (count(EXIT),))
+    if stall > 5:
+        with_and_without(Rule.EXIT_STALL, wrong, *every, arch=arch, original=slow)
+    else:
+        assert wrong(Spliced(*every, EVERY_RULE, arch=arch, original=slow)) == []
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_exit_stall_of_an_exit_that_is_a_kernel_s_first_instruction(arch):
+    """It is jumped to from where it is put, and of entry probes that lanes leave one by one."""
+    original = cubin("plain", arch)
+    parts = take_apart(open_cubin(original))
+    at = open_kernel(parts, "vector_add").text
+    words = words_of(parts.parts[at].data)
+    exit_at = next(n for n, word in enumerate(words) if OPCODE.of(word) == EXIT_OPCODE)
+    words[0] = YIELD.set(STALL.set(GUARD.set(words[exit_at], 0), 11), 1)
+    slow = put_together(parts.with_data({at: bytes_of(words)}))
+    probes = (count(ENTRY), count(EXIT))
+    for rules, stall in ((EVERY_RULE, 11), (EVERY_RULE - {Rule.EXIT_STALL}, 5)):
+        spliced = Spliced("plain", "vector_add", probes, rules, arch=arch, original=slow)
+        moved = [
+            word
+            for word in spliced.after[len(words) :]
+            if OPCODE.of(word) == BRA and GUARD.of(word) == 0
+        ]
+        assert [STALL.of(word) for word in moved] == [stall]
+
+
 # Loads that ptxas may not leave out, although nothing needs what they load.
 UNUSED = """
 .reg .b32 %v<4>; .reg .b64 %at<2>;
