@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from building import HERE, ROOT, Built
 from leaving_totals import documents
@@ -28,19 +29,26 @@ _LEFT_LANES, _SENT = range(2)  # totals of probes/groups.bpf.c
 def few_uniforms(built: Built) -> str:
     """Kernels that use nearly all uniform registers while their lanes leave one by one, and others
     whose registers are kept from the probes: threads, blocks, durations and records are exact."""
+    with ThreadPoolExecutor(len(_LEFT)) as pool:
+        counted = list(pool.map(lambda left: _few(built, left), _LEFT))
+    launches, blocks, records = (sum(each) for each in zip(*counted, strict=True))
+    return f"{launches:,} launches, {blocks:,} blocks and {records:,} records exact"
+
+
+def _few(built: Built, left: int) -> tuple[int, int, int]:
+    """Launches, blocks and records that were exact with so many registers."""
     hogs, kernels = built.program("hogging"), built.program("machine_code")
     launches = blocks = records = 0
-    for left in _LEFT:
-        for argv in ([hogs, "300"], [kernels, "20"]):
-            launches += _counted(left, argv)
-        for argv in ([hogs, "60"], [kernels, "4"]):
-            blocks += _timed(left, argv)
-        for rings in ("host", "device"):
-            records += _grouped(left, [hogs, "4"], rings)
-            if left >= _FOR_BLOCKSCHED:
-                blocks += _scheduled(left, [hogs, "20"], rings)
-        _summed(left, [hogs, "100"])
-    return f"{launches:,} launches, {blocks:,} blocks and {records:,} records exact"
+    for argv in ([hogs, "300"], [kernels, "20"]):
+        launches += _counted(left, argv)
+    for argv in ([hogs, "60"], [kernels, "4"]):
+        blocks += _timed(left, argv)
+    for rings in ("host", "device"):
+        records += _grouped(left, [hogs, "4"], rings)
+        if left >= _FOR_BLOCKSCHED:
+            blocks += _scheduled(left, [hogs, "20"], rings)
+    _summed(left, [hogs, "100"])
+    return launches, blocks, records
 
 
 def _run(left: int, tool: str, argv: Sequence[str], *options: str) -> Observed:
