@@ -211,6 +211,10 @@ def _agent() -> Finding:
     return _native("agent", "libegpu_agent*.so*", "no workload can be probed")
 
 
+def _cubins() -> Finding:
+    return _native("cubin library", "libegpu_image*.so*", "no machine code can be probed")
+
+
 def _simulated() -> Finding:
     return _native("simulated driver", "sim/libcuda.so*", "egpu run --sim does not work")
 
@@ -280,6 +284,7 @@ _CHECKS: tuple[Callable[[], Finding], ...] = (
     _perfetto,
     _header,
     _agent,
+    _cubins,
     _simulated,
     _demo,
     _memory,

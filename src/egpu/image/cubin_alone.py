@@ -4,66 +4,92 @@ A twin is one kernel.  Without the others it is small: quick to put together, to
 to load, and it takes the device's memory once only.  Sections and symbols keep their order and get
 new numbers; everything that holds such a number is known by table, and a cubin with anything else
 stays whole.
+
+The work is done in C (``native/image``): a launch waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from functools import partial
 
 from egpu.errors import InputError
-from egpu.image.cubin_attributes import Attribute, Shape, read_attributes
-from egpu.image.cubin_common import common_of, is_known, shape_of
+from egpu.image.cubin import (
+    SECTION,
+    SEGMENT,
+    SHT_NOBITS,
+    SHT_SYMTAB,
+    Cubin,
+    Section,
+    header_of,
+)
 from egpu.image.cubin_contents import Contents
-from egpu.image.cubin_edit import CubinParts, Symbol, relocation_table
-from egpu.image.cubin_write import Writer
+from egpu.image.cubin_edit import CubinParts, Part, Segment, symbols_of
+from egpu.image.cubin_native import NativeCubin
+from egpu.image.cubin_tables import Rows, name_of
 
 
 def alone(contents: Contents, kernel: str) -> CubinParts:
     """A cubin with ``kernel`` and what it may use, taken apart; the whole cubin where that is not
-    certain.  ``put_together`` gives its bytes.
+    certain.
 
-    InputError when there is no such kernel.  Debug sections are left out in any case but the last.
+    InputError when there is no such kernel, or what it needs is malformed; UnsupportedError where
+    the library in C was not built.  Debug sections are left out in any case but the last.
     """
     symbol = contents.kernels.get(kernel)
     if symbol is None or not 0 < symbol.section < len(contents.parts.parts):
         raise InputError(f"no kernel {kernel}", where="cubin")
-    kept = _kept_sections(contents, symbol)
-    if kept is None:
-        return contents.parts
-    return Writer(contents, kept).parts()
+    image = _native(contents).alone(symbol.index)
+    return contents.parts if image is None else _taken_apart(image, contents.parts.cubin)
 
 
-def _kept_sections(contents: Contents, kernel: Symbol) -> frozenset[int] | None:
-    """Sections of the kernel, what it refers to, and what belongs to none; None if in doubt."""
-    parts = contents.parts.parts
-    common = common_of(contents)
-    kept: set[int] = set()
-    work = [kernel.section, *common.sections]
-    while work:
-        at = work.pop()
-        if at in kept:
-            continue
-        kept.add(at)
-        work += contents.about.get(at, ())
-        for relocation in contents.relocations.get(at, ()):
-            kept.add(relocation)
-            named = relocation_table(parts[relocation])["symbol"]
-            if len(named) and (most := int(named.max())) >= len(contents.table):
-                raise InputError(f"a relocation by symbol {most}", where="cubin")
-            sections = set(contents.table["section"][named].tolist())
-            work += [section for section in sections if 0 < section < len(parts)]
-        if parts[at].name.startswith(".nv.info."):
-            work += _named(contents, read_attributes(parts[at].data))
-    own = kept.difference(common.sections)
-    known = common.known and all(is_known(parts[at]) for at in own)
-    return frozenset(kept) if known else None
+def prepare(contents: Contents) -> None:
+    """Finds out what ``alone`` needs to know of the whole cubin, and keeps it; errors as from
+    ``alone``."""
+    _native(contents)
 
 
-def _named(contents: Contents, attributes: Iterable[Attribute]) -> Iterable[int]:
-    """Sections of the symbols that attributes name."""
-    for each in attributes:
-        if shape_of(each) is Shape.SYMBOLS:
-            for index in each.words():
-                section = contents.symbols[index].section if index < len(contents.symbols) else 0
-                if 0 < section < len(contents.parts.parts):
-                    yield section
+@functools.lru_cache(maxsize=32)
+def _native(contents: Contents) -> NativeCubin:
+    return NativeCubin(contents.parts.cubin, len(contents.parts.parts))
+
+
+def _taken_apart(image: bytes, whole: Cubin) -> CubinParts:
+    """The parts of what was just written, which needs no second look: as ``take_apart`` gives them,
+    but all at once, as there are few."""
+    header = header_of(image)
+    begin, end = header["shoff"], header["shoff"] + header["shnum"] * SECTION.size
+    rows = list(SECTION.iter_unpack(image[begin:end]))
+    _, _, _, _, begin, size, *_ = rows[header["shstrndx"]]
+    names = image[begin : begin + size]
+    parts: list[Part] = []
+    for name_at, kind, flags, address, offset, size, link, info, align, entsize in rows:
+        stored = image[offset : offset + size] if kind != SHT_NOBITS else b""
+        parts.append(
+            Part(
+                name_of(names, name_at),
+                name_at,
+                kind,
+                flags,
+                address,
+                offset,
+                size,
+                link,
+                info,
+                align,
+                entsize,
+                stored,
+                len(stored),
+            )
+        )
+    begin, end = header["phoff"], header["phoff"] + header["phnum"] * SEGMENT.size
+    segments = tuple(map(Segment._make, SEGMENT.iter_unpack(image[begin:end])))
+    table = next(each for each in parts if each.type == SHT_SYMTAB)
+    symbols = symbols_of(table.data, parts[table.link].data)
+    cubin = Cubin(image, whole.arch, whole.suffix, Rows(len(parts), partial(_section, parts)))
+    return CubinParts(cubin, tuple(parts), segments, symbols)
+
+
+def _section(parts: list[Part], at: int) -> Section:
+    each = parts[at]
+    return Section(each.name, each.type, each.offset, each.size, each.link, each.info)

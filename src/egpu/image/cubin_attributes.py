@@ -13,9 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from egpu.errors import InputError
 
 
@@ -132,36 +129,6 @@ def read_attributes(content: bytes) -> tuple[Attribute, ...]:
         found.append(Attribute(form, code, value, content[at:end]))
         at = end
     return tuple(found)
-
-
-def attribute_at(content: bytes, at: int) -> Attribute:
-    """The attribute that begins there (``attribute_places``)."""
-    form, code, value = _HEAD.unpack_from(content, at)
-    at += _HEAD.size
-    return Attribute(form, code, value, content[at : at + (value if form == Form.SIZED else 0)])
-
-
-def attribute_places(content: bytes) -> NDArray[np.int64]:
-    """Where each attribute of a section begins; InputError as from ``read_attributes``.
-
-    For sections with thousands of them, of which a few are looked at.
-    """
-    runs: list[NDArray[np.int64]] = []
-    at = 0
-    while at < len(content):
-        rows = min((len(content) - at) // _PAIR_SIZE, _WINDOW)
-        heads = np.frombuffer(content, "<u4", rows * 3, at)[::3]
-        others = (heads & 0xFFFF00FF != _PAIR_HEAD).nonzero()[0]
-        alike = int(others[0]) if len(others) else rows
-        step, ends = _PAIR_SIZE, at + alike * _PAIR_SIZE
-        if not alike:
-            form, code, value = _head(content, at)
-            step = _HEAD.size + (value if form == Form.SIZED else 0)
-            ends = at + step
-            _check(code, form, ends, content)
-        runs.append(np.arange(at, ends, step))
-        at = ends
-    return np.concatenate(runs) if runs else np.zeros(0, np.int64)
 
 
 def _head(content: bytes, at: int) -> tuple[int, int, int]:

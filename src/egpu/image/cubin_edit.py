@@ -39,7 +39,7 @@ PT_PHDR = 6
 RELA = struct.Struct("<QQq")  # offset, symbol << 32 | type, addend
 REL = struct.Struct("<QQ")
 SHN_UNDEF = 0
-_LARGEST_ALIGNMENT = 1 << 16  # bytes; assemblers write 128 at most
+LARGEST_ALIGNMENT = 1 << 16  # bytes; assemblers write 128 at most
 
 
 # Sections and the like are tuples: a twin is made of hundreds of them, and a frozen dataclass takes
@@ -154,7 +154,7 @@ def take_apart(cubin: Cubin) -> CubinParts:
         raise _malformed("header tables with entries of other sizes")
     table = section_table(data)
     aligned = table["align"]
-    if len(aligned) and (most := int(aligned.max())) > _LARGEST_ALIGNMENT:
+    if len(aligned) and (most := int(aligned.max())) > LARGEST_ALIGNMENT:
         raise _malformed(f"a section aligned to {most} bytes")
 
     def part(at: int) -> Part:

@@ -5,8 +5,7 @@ A cubin has up to ten thousand sections and symbols, of which one kernel needs a
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
@@ -115,15 +114,6 @@ class NamedRows(Rows[_Row]):
         found: Column = alike.nonzero()[0]
         return found
 
-    def beginning(self, prefix: bytes) -> NDArray[np.bool_]:
-        """For each row, whether its name begins with ``prefix`` of less than eight bytes; of names
-        that end within the table."""
-        letters = self.letters[np.minimum(self.places, len(self.names))]
-        found: NDArray[np.bool_] = letters & _mask(len(prefix)) == np.uint64(
-            int.from_bytes(prefix, "little")
-        )
-        return found
-
 
 def _mask(size: int) -> np.uint64:
     """The bits of so many bytes."""
@@ -154,37 +144,6 @@ def first_called(rows: Sequence[_Called], name: str) -> int | None:
     return next(iter(called(rows, name)), None)
 
 
-class Grouped(Mapping[int, Sequence[int]]):
-    """Rows by what a column says of each: ``rows`` in ascending order, ``keys`` of all rows."""
-
-    __slots__ = ("_keys", "_rows")
-
-    def __init__(self, rows: Column, keys: Column) -> None:
-        chosen = keys[rows]
-        order = np.argsort(chosen, kind="stable")
-        self._rows: list[int] = rows[order].tolist()
-        self._keys: list[int] = chosen[order].tolist()
-
-    def __getitem__(self, key: int) -> list[int]:
-        begin = bisect.bisect_left(self._keys, key)
-        found = self._rows[begin : bisect.bisect_right(self._keys, key, begin)]
-        if not found:
-            raise KeyError(key)
-        return found
-
-    def get(self, key: int, default: Any = ()) -> Any:
-        """The rows of a key; as in every mapping, without an exception where it has none."""
-        begin = bisect.bisect_left(self._keys, key)
-        found = self._rows[begin : bisect.bisect_right(self._keys, key, begin)]
-        return found or default
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(dict.fromkeys(self._keys))
-
-    def __len__(self) -> int:
-        return len(set(self._keys))
-
-
 def table_of(data: Buffer, kind: np.dtype[np.void], begin: int, count: int, step: int) -> Table:
     """``count`` rows of a table, ``step`` bytes from each to the next; all of them are there."""
     if not count:
@@ -211,18 +170,6 @@ def name_of(names: bytes, at: int) -> str:
     if at >= len(names) or end < 0:
         raise InputError(f"a name at byte {at} of a string table of {len(names)}", where="cubin")
     return names[at:end].decode("utf-8", "backslashreplace")
-
-
-def names_bytes(names: bytes, places: Iterable[int]) -> list[bytes]:
-    """The same names in UTF-8, which may not be how they are there."""
-    find, found = names.find, []
-    for at in places:
-        end = find(b"\0", at)
-        text = names[at:end]
-        if end < 0 or not text.isascii():
-            text = name_of(names, at).encode("utf-8", "backslashreplace")
-        found.append(text)
-    return found
 
 
 def letters_at(data: Buffer, begin: int, size: int) -> NDArray[np.uint64]:

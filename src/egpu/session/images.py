@@ -29,7 +29,7 @@ from egpu.image import (
     ptx_text,
     unpack_into,
 )
-from egpu.image.cubin_common import common_of
+from egpu.image.cubin_alone import prepare
 from egpu.image.ptx import parse
 from egpu.image.ptx.syntax import Module
 from egpu.session.room import Room
@@ -192,7 +192,7 @@ class OpenedImages:
 
     def _whole(self, place: _Place, member: Member) -> Contents:
         contents = self._contents(place, member)
-        common_of(contents)
+        prepare(contents)
         return contents
 
     def _contents(self, place: _Place, member: Member) -> Contents:

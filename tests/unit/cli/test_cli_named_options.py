@@ -49,9 +49,9 @@ SAID_BY = {
 }
 # Command lines of other programs, and of egpu's own modules (`python -m egpu.sim`).
 NOT_OURS = {
-    "agent/headers.py", "agent/launch.py", "bpf/header.py", "cli/demo.py", "loader/protocol.py",
-    "session/assemble.py", "sim/__main__.py", "sim/server.py", "splice/ptxas.py",
-    "splice/sass_probe.py", "tools/build.py",
+    "agent/headers.py", "agent/launch.py", "bpf/header.py", "cli/demo.py", "image/cubin_facts.py",
+    "loader/protocol.py", "session/assemble.py", "sim/__main__.py", "sim/server.py",
+    "splice/ptxas.py", "splice/sass_probe.py", "tools/build.py",
 }  # fmt: skip
 IGNORED = {("cli/machine.py", "--print-targets"), ("cli/app.py", "--help")}
 
