@@ -52,7 +52,7 @@ def _build(kind, folder):
     source = str(ROOT / "native")
     targets = ["egpu_agent", "egpu_mock_cuda", "agent_workload", "agent_linked", "agent_bench"]
     targets += ["agent_memory", "agent_unit_image", "agent_unit_stacks", "agent_unit_drain"]
-    targets += ["image_unit_cubin"]
+    targets += ["image_unit_code", "image_unit_cubin"]
     for command in (
         ["cmake", "-S", source, "-B", str(folder), *ninja, *options],
         ["cmake", "--build", str(folder), "--target", *targets],

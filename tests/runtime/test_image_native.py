@@ -47,3 +47,10 @@ def test_what_ptxas_writes_here(damage, tmp_path):
     path = tmp_path / "kernels.cubin"
     path.write_bytes(cubin)
     assert damage(path)[Answer.DONE] > 1000
+
+
+@pytest.mark.parametrize("kind", ["plain", "sanitized"])
+def test_code_is_looked_through_within_its_bytes(kind):
+    program = harness.build(kind) / "tests" / "image_unit_code"
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "as bit by bit\n"), done.stderr

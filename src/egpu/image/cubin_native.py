@@ -5,15 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from pathlib import Path
 
 import numpy as np
 
-from egpu.errors import EgpuError, InputError, InternalError, UnsupportedError
+from egpu.errors import EgpuError, InputError, InternalError
 from egpu.image.cubin import Cubin
-from egpu.image.cubin_facts import CUBIN_FIELDS, SECTION_FIELDS, Answer, facts_number
+from egpu.image.cubin_facts import CUBIN_FIELDS, SECTION_FIELDS, Answer
+from egpu.image.native import LIBRARY_NAME, image_library
 
-LIBRARY_NAME = "libegpu_image.so"
 _ROOM = 1 << 18  # bytes for a kernel's cubin, kept from one to the next; most have a tenth of it
 _local = threading.local()
 _KINDS = {"uint64_t": ctypes.c_uint64, "uint32_t": ctypes.c_uint32}
@@ -29,21 +28,7 @@ class _Cubin(ctypes.Structure):
 
 @functools.cache
 def _library() -> ctypes.PyDLL:
-    """UnsupportedError says how to build it.
-
-    A PyDLL keeps the interpreter's lock: to get it back may take longer than the work.
-    """
-    path = Path(__file__).resolve().parents[1] / "_native" / LIBRARY_NAME
-    again = "egpu installed again, or in a source tree: make native"
-    if not path.is_file():
-        raise UnsupportedError(f"machine code without {path}", needs=again)
-    try:
-        library = ctypes.PyDLL(str(path))
-        facts = ctypes.c_uint32.in_dll(library, "egpu_facts").value
-    except (OSError, ValueError) as error:  # of another machine, or none of ours
-        raise UnsupportedError(f"machine code with {path} ({error})", needs=again) from error
-    if facts != facts_number():
-        raise UnsupportedError(f"machine code with {path}, which is of another egpu", needs=again)
+    library = image_library()
     cubin, number = ctypes.POINTER(_Cubin), ctypes.POINTER(ctypes.c_uint64)
     library.egpu_cubin_read.argtypes = (cubin, number)
     library.egpu_cubin_alone.argtypes = (

@@ -76,16 +76,11 @@ class Code:
         found: list[int] = chosen.nonzero()[0].tolist()
         return found
 
-    def halves(self, chosen: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """The lower and the upper half of the chosen instructions."""
-        pairs: NDArray[np.uint64] = np.frombuffer(self._bytes, "<u8", 2 * self._count)
-        return pairs.reshape(-1, 2)[chosen].T
-
-    def with_upper_halves(self, chosen: NDArray[np.int64], upper: NDArray[np.uint64]) -> Code:
-        """The same with other upper halves of the chosen instructions."""
-        data = bytearray(self._bytes)
-        np.frombuffer(data, "<u8").reshape(-1, 2)[chosen, 1] = upper
-        return Code(bytes(data))
+    def with_bytes(self, data: bytes) -> Code:
+        """As many instructions with the same opcodes, whose other bits may differ."""
+        found = Code.__new__(Code)
+        found._bytes, found._count, found.opcodes = data, self._count, self.opcodes
+        return found
 
     def with_words(self, changed: dict[int, int]) -> Code:
         """The same with some instructions replaced."""

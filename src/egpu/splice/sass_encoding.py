@@ -29,6 +29,11 @@ class Field:
     at: int
     width: int
 
+    @property
+    def mask(self) -> int:
+        """Its bits in an instruction."""
+        return (1 << self.width) - 1 << self.at
+
     def of(self, word: int) -> int:
         return word >> self.at & (1 << self.width) - 1
 

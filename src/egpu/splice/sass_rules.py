@@ -10,7 +10,6 @@ import enum
 import functools
 
 import numpy as np
-from numpy.typing import NDArray
 
 from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
@@ -40,6 +39,7 @@ from egpu.splice.sass_encoding import (
     is_store,
     loads_stack_pointer,
 )
+from egpu.splice.sass_native import Change, Changes
 
 
 class Rule(enum.Enum):
@@ -108,48 +108,22 @@ _VISIBLE_AFTER = 2
 def with_scoreboards(code: Code, rules: frozenset[Rule]) -> Code:
     """A kernel's code; every store has a scoreboard that tells when its sources were read, and
     every load one that tells when its result is there."""
-    return _with_late_reads(_with_landed_loads(code, rules), rules)
+    data = _changes(rules).made_in(code.data())
+    return code if data is None else code.with_bytes(data)
 
 
-def _with_landed_loads(code: Code, rules: frozenset[Rule]) -> Code:
-    loads = _LOADS[code.opcodes].nonzero()[0]
-    lower, upper = code.halves(loads)
-    free = _of_upper(WRITE_SCOREBOARD, upper) == NO_SCOREBOARD
-    free &= lower >> np.uint64(DESTINATION.at) & np.uint64(0xFF) != RZ
-    if not free.any():
-        return code
-    return code.with_words({at: _tracked(code[at], rules) for at in loads[free].tolist()})
-
-
-def _with_late_reads(code: Code, rules: frozenset[Rule]) -> Code:
-    if Rule.LATE_READS not in rules:
-        return code
-    late = _READS_LATE[code.opcodes].nonzero()[0]
-    upper = code.halves(late)[1]
-    free = (_of_upper(READ_SCOREBOARD, upper) == NO_SCOREBOARD) & (
-        _of_upper(WRITE_SCOREBOARD, upper) == NO_SCOREBOARD
-    )
-    if not free.any():
-        return code
-    late, upper = late[free], upper[free]
-    upper = _set_upper(READ_SCOREBOARD, upper, _OWN_SCOREBOARD)
-    if Rule.VISIBLE_SCOREBOARD in rules:
-        early = _of_upper(STALL, upper) < _VISIBLE_AFTER
-        upper[early] = _set_upper(STALL, upper[early], _VISIBLE_AFTER)
-    return code.with_upper_halves(late, upper)
-
-
-_HALF = 64  # bits
-
-
-def _of_upper(field: Field, upper: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A field in the upper half of instructions."""
-    return upper >> np.uint64(field.at - _HALF) & np.uint64((1 << field.width) - 1)
-
-
-def _set_upper(field: Field, upper: NDArray[np.uint64], value: int) -> NDArray[np.uint64]:
-    mask = (1 << field.width) - 1 << field.at - _HALF
-    return upper & np.uint64(~mask & (1 << _HALF) - 1) | np.uint64(value << field.at - _HALF)
+@functools.lru_cache(maxsize=32)
+def _changes(rules: frozenset[Rule]) -> Changes:
+    free: tuple[tuple[Field, int], ...] = ((WRITE_SCOREBOARD, NO_SCOREBOARD),)
+    least = (STALL, _VISIBLE_AFTER) if Rule.VISIBLE_SCOREBOARD in rules else None
+    found = []
+    if Rule.LANDED_LOADS in rules:
+        gets, nobody = (WRITE_SCOREBOARD, _OWN_SCOREBOARD), (DESTINATION, RZ)
+        found.append(Change(_LOADS, free, gets, but=nobody, least=least))
+    if Rule.LATE_READS in rules:
+        free += ((READ_SCOREBOARD, NO_SCOREBOARD),)
+        found.append(Change(_READS_LATE, free, (READ_SCOREBOARD, _OWN_SCOREBOARD), least=least))
+    return Changes(found)
 
 
 @functools.lru_cache(maxsize=256)

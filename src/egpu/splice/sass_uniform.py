@@ -11,12 +11,8 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from egpu.errors import UnsupportedError
 from egpu.splice.sass_code import Code
@@ -53,6 +49,7 @@ from egpu.splice.sass_encoding import (
     Field,
     bytes_of,
 )
+from egpu.splice.sass_native import Kinds, Numbers, Places
 
 REGISTER = 6  # bits that name a uniform register
 # Fields that name uniform registers, by opcode (their first bit).
@@ -206,10 +203,8 @@ def usage(words: Sequence[int]) -> Usage:
 
 def usage_of(code: Code) -> Usage:
     """What code may use, never less than it does."""
-    named = _NAMED.of(_kinds(code))
-    some = named.nonzero()[0]  # few of a kernel's instructions name any
     masks = dict.fromkeys(_What, 0)
-    for field, numbers in _numbers_named(code, named[some], some):
+    for field, numbers in _numbers_named(code):
         what, _, span = _NAMED.fields[field]
         masks[what] |= _spread(numbers, span)
     if (code.opcodes == _READS_ALL_PREDICATES).any():
@@ -221,20 +216,13 @@ def usage_of(code: Code) -> Usage:
     )
 
 
-def _numbers_named(
-    code: Code, named: NDArray[np.uint64], some: NDArray[np.int64]
-) -> Iterator[tuple[int, int]]:
-    """Fields that ``some`` instructions have, and bit n for each number n that one holds in one;
-    ``named`` says which they have."""
-    columns = _NAMED.columns()
-    found = int(np.bitwise_or.reduce(named)) if len(named) else 0
-    fields = [each for each in range(len(columns.half)) if found >> each & 1]
-    has = named >> columns.number[fields] & np.uint64(1)
-    values = code.halves(some)[columns.half[fields]]
-    values >>= columns.shift[fields]
-    values &= columns.mask[fields]
-    has <<= values
-    return zip(fields, np.bitwise_or.reduce(has, axis=1).tolist(), strict=True)
+def _numbers_named(code: Code) -> Iterable[tuple[int, int]]:
+    """Fields of ``_NAMED`` that instructions have, and bit n for each number n that one holds in
+    one."""
+    found, begin, data = Numbers(), 0, code.data()
+    while (begin := _NAMED.kinds.numbers(data, begin, _NAMED.places, found)) < len(code):
+        _NAMED.add(_kind_of(code[begin]))
+    return ((at, numbers) for at, numbers in enumerate(found) if numbers)
 
 
 def _spread(numbers: int, span: int) -> int:
@@ -267,65 +255,34 @@ _KIND_BITS = ((HAS_UNIFORM, 12), (_PLOP3_UNIFORM, 13))
 _READS_ALL_PREDICATES = 0x883  # UP2UR
 
 
-_KINDS = 1 << OPCODE.width + len(_KIND_BITS)
-_UNSEEN = np.uint64(1 << 63)
-
-
-class _Columns(NamedTuple):
-    """Fields one below the other: which half of an instruction has each, and where in it."""
-
-    number: NDArray[np.uint64]
-    half: NDArray[np.int64]
-    shift: NDArray[np.uint64]
-    mask: NDArray[np.uint64]
-
-
 class _Named:
-    """What instructions of each kind name, as bits: bit n for the n-th of ``fields``.  Filled as
-    kinds are met."""
+    """What instructions of each kind name: bit n for the n-th of ``fields``, which are
+    ``places``.  Filled as kinds are met."""
 
     def __init__(self) -> None:
+        self.kinds = Kinds([OPCODE, *(field for field, _ in _KIND_BITS)])
         self.fields: list[tuple[_What, int, int]] = []
-        self._by_kind = np.full(_KINDS, _UNSEEN, np.uint64)
-        self._columns: _Columns | None = None
+        self.places = Places(())
 
-    def columns(self) -> _Columns:
-        """Where the fields are that are known now."""
-        if self._columns is None or len(self._columns.half) < len(self.fields):
-            at = np.array([at for _, at, _ in self.fields], np.int64)
-            masks = [(1 << _WIDTHS[what]) - 1 for what, _, _ in self.fields]
-            self._columns = _Columns(
-                np.arange(len(at), dtype=np.uint64)[:, None],
-                at // 64,
-                (at % 64).astype(np.uint64)[:, None],
-                np.array(masks, np.uint64)[:, None],
-            )
-        return self._columns
-
-    def of(self, kinds: NDArray[np.uint16]) -> NDArray[np.uint64]:
-        """The bits of each instruction."""
-        named = self._by_kind[kinds]
-        unseen = named == _UNSEEN
-        if not unseen.any():  # as of all kernels but the first
-            return named
-        for kind in set(kinds[unseen].tolist()):
-            bits = 0
-            for field in _named_by(kind):
-                if field not in self.fields:
-                    self.fields.append(field)
-                bits |= 1 << self.fields.index(field)
-            self._by_kind[kind] = bits
-        return self._by_kind[kinds]
+    def add(self, kind: int) -> None:
+        """A kind is met."""
+        bits = 0
+        for field in _named_by(kind):
+            if field not in self.fields:
+                self.fields.append(field)
+            bits |= 1 << self.fields.index(field)
+        self.places = Places([Field(at, _WIDTHS[what]) for what, at, _ in self.fields])
+        self.kinds[kind] = bits
 
 
 _NAMED = _Named()
 
 
-def _kinds(code: Code) -> NDArray[np.uint16]:
-    kinds = code.opcodes.copy()
+def _kind_of(word: int) -> int:
+    kind = OPCODE.of(word)
     for field, bit in _KIND_BITS:
-        kinds |= code.field(field).astype(np.uint16) << np.uint16(bit)
-    return kinds
+        kind |= field.of(word) << bit
+    return kind
 
 
 @functools.cache

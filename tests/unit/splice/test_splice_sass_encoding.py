@@ -21,7 +21,6 @@ from sass_corpus import (
 )
 
 from egpu.splice import sass_uniform as tables
-from egpu.splice.sass_code import Code
 from egpu.splice.sass_encoding import (
     ALL_SCOREBOARDS,
     BRA,
@@ -220,7 +219,7 @@ def test_rare_instructions_read_as_they_should():
 def test_uniform_registers_of_rare_instructions(word, text):
     """Each field of the tables, set to another register, shows as that register; and no register
     is shown that the tables do not have."""
-    named = tables._named_by(int(tables._kinds(Code.of(bytes_of([word])))[0]))
+    named = tables._named_by(tables._kind_of(word))
     places = [Field(at, 6) for what, at, _ in named if what is tables._What.REGISTER]
     changed = [field.set(word, register) for field in places for register in (8, 24, 48)] or [word]
     for other, shown in zip(changed, shown_as(changed), strict=True):
