@@ -133,7 +133,8 @@ class Kinds:
         self._table[kind] = bits
 
     def numbers(self, code: bytes, begin: int, fields: Places, found: Numbers) -> int:
-        """``found`` gets what instructions from ``begin`` on name.  The index of the first of a kind that is not seen yet, or their count."""
+        """``found`` gets what instructions from ``begin`` on name.  The index of the first of a
+        kind that is not seen yet, or their count."""
         parts, end = self._parts, len(code) // SIZE
         at: int = _library().egpu_code_names(
             *(code, begin, end, parts.address, parts.count),
