@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from egpu.errors import InputError, UnsupportedError
-from egpu.image import cubin_facts, cubin_native
+from egpu.image import cubin_facts, cubin_native, native
 from egpu.image.cubin import (
     SECTION,
     SHT_NOBITS,
@@ -374,14 +374,16 @@ def test_thousands_of_symbols_of_which_variables_go(kind):
 @pytest.fixture
 def library_again():
     """Another library is looked for, and the right one by those who come later."""
-    cubin_native._library.cache_clear()
+    for each in (cubin_native._library, native.image_library):
+        each.cache_clear()
     yield
-    cubin_native._library.cache_clear()
+    for each in (cubin_native._library, native.image_library):
+        each.cache_clear()
 
 
 @pytest.mark.usefixtures("library_again")
 def test_without_the_library_it_is_said_what_is_missing(monkeypatch):
-    monkeypatch.setattr(cubin_native, "LIBRARY_NAME", "libegpu_elsewhere.so")
+    monkeypatch.setattr(native, "LIBRARY_NAME", "libegpu_elsewhere.so")
     with pytest.raises(UnsupportedError, match=r"_native/libegpu_elsewhere\.so.*make native"):
         alone(contents("sm_90.cubin"), "add")
 
