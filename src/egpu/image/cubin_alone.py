@@ -10,8 +10,8 @@ The work is done in C (``native/image``): a launch waits for it.
 
 from __future__ import annotations
 
-import functools
 from functools import partial
+from weakref import WeakKeyDictionary
 
 from egpu.errors import InputError
 from egpu.image.cubin import (
@@ -49,9 +49,16 @@ def prepare(contents: Contents) -> None:
     _native(contents)
 
 
-@functools.lru_cache(maxsize=32)
+# As long as somebody has the contents: who keeps them says how many there may be.
+_natives: WeakKeyDictionary[Contents, NativeCubin] = WeakKeyDictionary()
+
+
 def _native(contents: Contents) -> NativeCubin:
-    return NativeCubin(contents.parts.cubin, len(contents.parts.parts))
+    found = _natives.get(contents)
+    if found is None:
+        found = NativeCubin(contents.parts.cubin, len(contents.parts.parts))
+        _natives[contents] = found
+    return found
 
 
 def _taken_apart(image: bytes, whole: Cubin) -> CubinParts:

@@ -20,7 +20,7 @@ from egpu.image.cubin_edit import (
 from egpu.image.cubin_tables import called
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Contents:
     """A cubin's parts and symbols; ``kernels``: the symbol of each kernel by name."""
 

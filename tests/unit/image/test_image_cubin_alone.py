@@ -1,5 +1,6 @@
 """One kernel of a cubin as a cubin of its own: everything about it is there and means the same."""
 
+import gc
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from egpu.errors import InputError, UnsupportedError
-from egpu.image import cubin_facts, cubin_native, native
+from egpu.image import cubin_alone, cubin_facts, cubin_native, native
 from egpu.image.cubin import (
     SECTION,
     SHT_NOBITS,
@@ -369,6 +370,27 @@ def test_thousands_of_symbols_of_which_variables_go(kind):
     assert (put_together(parts) == put_together(small)) == (kind == STT_OBJECT)
     for section in (".text.add", relocations_of_constants(parts).removeprefix(".rel")):
         assert changes(parts.find(section), parts) == changes(small.find(section), small)
+
+
+def test_each_cubin_is_looked_through_once_and_forgotten_with_its_contents(monkeypatch):
+    looked = []
+
+    class Counting(cubin_native.NativeCubin):
+        def __init__(self, cubin, sections):
+            looked.append(cubin)
+            super().__init__(cubin, sections)
+
+    monkeypatch.setattr(cubin_alone, "NativeCubin", Counting)
+    before = len(cubin_alone._natives)
+    many = [contents("sm_90.cubin") for _ in range(100)]
+    for each in many * 2:
+        prepare(each)
+        alone(each, "add")
+    assert len(looked) == 100
+    assert len(cubin_alone._natives) == before + 100
+    del many, each
+    gc.collect()
+    assert len(cubin_alone._natives) == before
 
 
 @pytest.fixture
