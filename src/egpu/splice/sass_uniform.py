@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -220,8 +221,9 @@ def _numbers_named(code: Code) -> Iterable[tuple[int, int]]:
     """Fields of ``_NAMED`` that instructions have, and bit n for each number n that one holds in
     one."""
     found, begin, data = Numbers(), 0, code.data()
-    while (begin := _NAMED.kinds.numbers(data, begin, _NAMED.places, found)) < len(code):
-        _NAMED.add(_kind_of(code[begin]))
+    with _NAMED.lock:  # the table names fields that ``places`` has to have
+        while (begin := _NAMED.kinds.numbers(data, begin, _NAMED.places, found)) < len(code):
+            _NAMED.add(_kind_of(code[begin]))
     return ((at, numbers) for at, numbers in enumerate(found) if numbers)
 
 
@@ -263,6 +265,7 @@ class _Named:
         self.kinds = Kinds([OPCODE, *(field for field, _ in _KIND_BITS)])
         self.fields: list[tuple[_What, int, int]] = []
         self.places = Places(())
+        self.lock = threading.Lock()  # a rehearsal is beside what kernels ask for
 
     def add(self, kind: int) -> None:
         """A kind is met."""

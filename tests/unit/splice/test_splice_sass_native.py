@@ -1,6 +1,7 @@
 """Machine code that is looked through in C comes out as it does word by word."""
 
 import random
+import threading
 
 import pytest
 from sass_corpus import ARCHS, KERNELS, cubin, needs_tools, runs_on
@@ -107,3 +108,30 @@ def test_uniform_registers_of_kernels(arch):
                 expected = used_word_by_word(code)
                 assert (found.registers, found.predicates, found.barriers) == expected
                 assert tuple(with_scoreboards(code, EVERY_RULE)) == tracked(tuple(code), EVERY_RULE)
+
+
+def test_kinds_that_two_threads_meet_at_a_time(monkeypatch):
+    """A rehearsal is beside what kernels ask for.  A table that names a field which the places do
+    not have yet would have the library look behind them."""
+    named, places = sass_uniform._Named(), sass_uniform.Places
+    first, second = threading.Event(), threading.Event()
+
+    def slowly(fields):
+        made = places(fields)
+        if not first.is_set():
+            first.set()
+            second.wait(0.2)  # the other would be done
+        return made
+
+    def look(opcode):
+        sass_uniform.usage([OPCODE.set(0, opcode)])
+
+    monkeypatch.setattr(sass_uniform, "_NAMED", named)
+    monkeypatch.setattr(sass_uniform, "Places", slowly)
+    one = threading.Thread(target=look, args=(0x290,))
+    one.start()
+    assert first.wait(100)
+    look(0x5B4)
+    second.set()
+    one.join(100)
+    assert named.places.count == len(named.fields)
