@@ -211,7 +211,10 @@ class Attachment:
 
 
 class _Forwarding:
-    """Answers that nothing is attached, or hands questions to the session that is."""
+    """Answers that nothing is attached, or hands questions to the session that is.
+
+    That may leave at any moment, so each question looks at ``target`` once.
+    """
 
     def __init__(self) -> None:
         self.target: Broker | None = None
@@ -233,43 +236,46 @@ class _Forwarding:
         self.attach(None)
 
     def open_device(self, pid: int, device: DeviceInfo, link: ArenaLink) -> ArenaSetup:
-        if self.target is None:
+        target = self.target
+        if target is None:
             raise InputError("no session is attached")
         self.opened.add(pid)
-        return self.target.open_device(pid, device, link)
+        return target.open_device(pid, device, link)
 
     def resolve(self, seen: KernelSeen) -> Twin | Refused | Unmatched:
         self._settled.wait(_HOLD_S)
-        return Unmatched() if self.target is None else self.target.resolve(seen)
+        target = self.target
+        return Unmatched() if target is None else target.resolve(seen)
 
     def answered(self) -> None:
-        if self.target is not None:
-            self.target.answered()
+        if (target := self.target) is not None:
+            target.answered()
 
     def host_call(self, call: HostCall) -> None:
-        if self.target is not None:
-            self.target.host_call(call)
+        if (target := self.target) is not None:
+            target.host_call(call)
 
     def wants_images(self) -> bool:
-        return self.target is not None and self.target.wants_images()
+        target = self.target
+        return target is not None and target.wants_images()
 
     def device_named(self, device: DeviceInfo) -> None:
-        if self.target is not None:
-            self.target.device_named(device)
+        if (target := self.target) is not None:
+            target.device_named(device)
 
     def image_loading(self, seen: ImageSeen) -> None:
-        if self.target is not None:
-            self.target.image_loading(seen)
+        if (target := self.target) is not None:
+            target.image_loading(seen)
 
     def image_gone(self, pid: int, connection: int, module: int) -> None:
-        if self.target is not None:
-            self.target.image_gone(pid, connection, module)
+        if (target := self.target) is not None:
+            target.image_gone(pid, connection, module)
 
     def process_started(self, pid: int, command: str) -> None:
-        if self.target is not None:
-            self.target.process_started(pid, command)
+        if (target := self.target) is not None:
+            target.process_started(pid, command)
 
     def process_ended(self, pid: int) -> None:
         self.opened.discard(pid)
-        if self.target is not None:
-            self.target.process_ended(pid)
+        if (target := self.target) is not None:
+            target.process_ended(pid)

@@ -110,3 +110,41 @@ def test_images_are_told_to_a_session_that_wants_them():
     assert session.told == ["device", "image", (1, 2, 3)]
     forwarding.leave()
     assert not forwarding.wants_images()
+
+
+def test_a_session_that_leaves_while_something_is_told_to_it():
+    """It was there when that was looked at: on the server's thread an error would end a process's
+    connection."""
+
+    class Leaving(_Forwarding):
+        looks = 0
+
+        @property
+        def target(self):
+            self.looks += 1
+            return Anything() if self.looks == 1 else None
+
+        @target.setter
+        def target(self, value):
+            pass
+
+    class Anything:
+        def __getattr__(self, name):
+            return lambda *told: told
+
+    calls = {
+        "open_device": (1, 2, 3),
+        "resolve": ("k",),
+        "answered": (),
+        "host_call": (1,),
+        "wants_images": (),
+        "device_named": (1,),
+        "image_loading": (1,),
+        "image_gone": (1, 2, 3),
+        "process_started": (1, "x"),
+        "process_ended": (1,),
+    }
+    for name, told in calls.items():
+        forwarding = Leaving()
+        getattr(forwarding, name)(*told)
+        assert forwarding.looks == 1, name
