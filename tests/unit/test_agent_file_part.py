@@ -63,6 +63,8 @@ def test_bytes_that_are_not_there(tmp_path):
         FilePart(str(path), 1, 4)
     with pytest.raises(AgentError, match=r"cannot read the image in .*Is a directory"):
         FilePart(str(tmp_path), 0, 4)[:4]
+    with pytest.raises(AgentError, match="no path of an image"):
+        FilePart("a\0b", 0, 4)
     part = FilePart(str(path), 0, 4)
     path.write_bytes(b"he")
     with pytest.raises(AgentError, match="ended while it was read"):

@@ -25,6 +25,8 @@ class FilePart:
             length = os.fstat(self._file).st_size
         except OSError as error:
             raise self._unreadable(error) from error
+        except ValueError as error:  # a NUL in it
+            raise AgentError(f"no path of an image: {path!r}") from error
         if length < offset + size:
             raise AgentError(f"{path} is shorter than the agent says")
 
