@@ -72,6 +72,7 @@ class Peer:
         self._callers: dict[int, tuple[int, ...]] = {}
         self._code = CodePlaces(pid)
         self._images: dict[int, bytes] = {}
+        self._told: set[int] = set()  # images that may be opened ahead
         self._devices: list[DeviceInfo] = []
         self.number = next(_CONNECTIONS)  # no other connection has it
         self._lock = threading.Lock()
@@ -130,10 +131,16 @@ class Peer:
         data = _read(files[0], size, "the image that the workload sent")
         with self._lock:
             self._images[packet.fields["image"]] = data
+            self._told.add(packet.fields["image"])
 
     def drop_image(self, number: int) -> None:
         with self._lock:
             self._images.pop(number, None)
+            self._told.discard(number)
+
+    def _has(self, number: int) -> bool:
+        with self._lock:
+            return number in self._told
 
     def image_reader(self, packet: Packet) -> Callable[[], Source]:
         """Opens, when it is called, the image that a RESOLVE names."""
@@ -171,6 +178,8 @@ class Peer:
     def image_seen(self, packet: Packet) -> ImageSeen:
         """The LOADING as the broker sees it."""
         f, path = packet.fields, packet.text("path")
+        with self._lock:
+            self._told.add(f["image"])
         return ImageSeen(
             pid=self.pid,
             device=device_of(packet),
@@ -178,6 +187,7 @@ class Peer:
             source=path,
             connection=self.number,
             image=partial(_part, path, f["offset"], f["size"]),
+            there=partial(self._has, f["image"]),
         )
 
     def note_device(self, packet: Packet) -> DeviceInfo:
@@ -192,7 +202,15 @@ class Peer:
             data = self._images[number]
         if len(self._devices) != 1:
             return None
-        return ImageSeen(self.pid, self._devices[0], number, "", self.number, image=lambda: data)
+        return ImageSeen(
+            self.pid,
+            self._devices[0],
+            number,
+            "",
+            self.number,
+            image=lambda: data,
+            there=partial(self._has, number),
+        )
 
     def note_refusal(self, slot: int, reason: str) -> None:
         if reason not in self.refusals.setdefault(slot, []):
@@ -285,7 +303,7 @@ class Peer:
         with self._lock:
             self.ended = True
             self.connection.close()
-            self._images = {}
+            self._images, self._told = {}, set()
             commands, self._commands = self._commands, {}
         for answer in commands.values():
             answer.set_result((CommandError.GONE, 0))

@@ -56,7 +56,8 @@ class KernelSeen:
 @dataclass(frozen=True, slots=True)
 class ImageSeen:
     """An image that a process is about to load from a file, or has loaded from its memory; fields
-    as in ``KernelSeen``."""
+    as in ``KernelSeen``.  ``there()``: it is not known to be unloaded, or never loaded, and the
+    process is there."""
 
     pid: int
     device: DeviceInfo
@@ -64,6 +65,7 @@ class ImageSeen:
     source: str
     connection: int
     image: Callable[[], Source] = field(compare=False, kw_only=True)
+    there: Callable[[], bool] = field(default=lambda: True, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,8 @@ class OpenedImages:
         key, early = _load(seen), _Early()
         with self._lock:
             if (
-                key in self._early
+                not seen.there()  # or nobody would let it go: what says so has come
+                or key in self._early
                 or len(self._early) >= _EARLY
                 or self._images.ready(key) is not None
             ):

@@ -1,15 +1,20 @@
 """What a session does before a kernel waits for it, and what it leaves alone."""
 
+import os
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from egpu.agent import Server
+from egpu.agent.protocol import PACKET_LIMIT, Kind, encode
 from egpu.agent.twin import DeviceInfo, ImageSeen, KernelSeen, Refused, Twin, Unmatched
 from egpu.bpf.object import read_object
 from egpu.errors import AgentError
 from egpu.maps import plan
+from egpu.maps.layout import LAYOUT_VERSION
 from egpu.session import images, rehearsal
 from egpu.session.assemble import Assembler, find_ptxas
 from egpu.session.attached import ProbeSet
@@ -243,6 +248,57 @@ def test_images_that_are_never_launched_do_not_pile_up():
     for module, source in enumerate(sources[:3]):  # the first was let go, and for it the second
         opened.image(seen(source, module=module))
     assert [source.reads for source in sources[:3]] == [2, 2, 1]
+
+
+def test_what_is_gone_before_it_is_its_turn_is_not_opened(tmp_path):
+    """Nobody would let it go, and what is opened ahead is counted."""
+    opened, busy, go = OpenedImages(), threading.Semaphore(0), threading.Event()
+    image = tmp_path / "image"
+    image.write_bytes((IMAGES / "zstd.fatbin").read_bytes())
+
+    class Broker:
+        def __getattr__(self, name):
+            return lambda *told: True
+
+        def device_named(self, device):
+            busy.release()
+            assert go.wait(PATIENCE)
+
+        def image_loading(self, seen):
+            opened.open_ahead(seen, lambda _: False)
+
+        def image_gone(self, *which):
+            opened.let_go(lambda *key: key == which)
+
+        def process_ended(self, pid):
+            opened.forget(pid)
+            busy.release()
+
+    def load(agent, number):
+        where = {"image": number, "offset": 0, "size": image.stat().st_size}
+        device = {"ordinal": 0, "major": 9, "minor": 0, "sm_count": 132}
+        agent.send(encode(Kind.LOADING, texts=(bytes(image), b"a"), **where, **device))
+
+    with (
+        Server(tmp_path, Broker()) as server,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as agent,
+    ):
+        agent.connect(str(server.socket_path))
+        agent.send(encode(Kind.HELLO, pid=os.getpid(), layout=LAYOUT_VERSION))
+        agent.recv(PACKET_LIMIT)
+        for count in (1, 2):  # as many as there are threads
+            device = {"ordinal": 0, "major": 9, "minor": 0, "sm_count": count}
+            agent.send(encode(Kind.DEVICE, texts=(b"a",), **device))
+        for _ in range(2):
+            assert busy.acquire(timeout=PATIENCE)
+        load(agent, 1)
+        agent.send(encode(Kind.IMAGE_GONE, image=1))
+        load(agent, 2)
+        agent.close()  # all of it is read before the end is
+        assert busy.acquire(timeout=PATIENCE)
+        go.set()
+        assert server._ahead.settle(PATIENCE)
+    assert (opened.read, opened._early) == (0, {})
 
 
 def test_what_was_not_loaded_or_is_unloaded_is_let_go():
