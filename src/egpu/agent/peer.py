@@ -33,6 +33,7 @@ from egpu.errors import AgentError
 from egpu.image import Source
 
 IMAGE_LIMIT = 1 << 34  # bytes; the agent's own limit
+DEVICES_LIMIT = 16  # likewise
 
 
 def cmdline(pid: int) -> tuple[str, ...]:
@@ -192,6 +193,8 @@ class Peer:
 
     def note_device(self, packet: Packet) -> DeviceInfo:
         """A DEVICE message."""
+        if len(self._devices) == DEVICES_LIMIT:
+            raise AgentError(f"more than {DEVICES_LIMIT} kinds of devices")
         device = device_of(packet)
         self._devices.append(device)
         return device

@@ -6,6 +6,7 @@ compiled where it is loaded.  That is slower at attach and not cached by egpu, b
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -14,9 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from egpu.errors import UnsupportedError
 from egpu.splice import (
@@ -79,6 +81,26 @@ class Assembler:
         self._ptxas = ptxas
         self._codes: dict[tuple[str, str], bytes] = {}  # kernels with like parameters share probes
         self._own = threading.local()
+        self._ahead: set[subprocess.Popen[str]] = set()
+        self._abandoned = False
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def ahead(self) -> Iterator[None]:
+        """What this thread assembles meanwhile no kernel has asked for: ``abandon`` ends it."""
+        self._own.ahead = True
+        try:
+            yield
+        finally:
+            self._own.ahead = False
+
+    def abandon(self) -> None:
+        """End what is assembled ahead, with UnsupportedError, and begin no more of it: a session
+        that ends does not wait for it."""
+        with self._lock:
+            self._abandoned = True
+            for process in self._ahead:
+                process.kill()
 
     @property
     def spent_s(self) -> float:
@@ -146,9 +168,25 @@ class Assembler:
     def _run(self, ptxas: Ptxas, text: str, arguments: tuple[str, ...]) -> _Assembled:
         begin = time.perf_counter()
         try:
-            return _run(ptxas, text, arguments)
+            return _run(ptxas, text, arguments, self._known)
         finally:
             self._own.spent_s = self.spent_s + time.perf_counter() - begin
+
+    @contextlib.contextmanager
+    def _known(self, process: subprocess.Popen[str]) -> Iterator[None]:
+        """While it runs, ``abandon`` finds a process that works ahead."""
+        if not getattr(self._own, "ahead", False):
+            yield
+            return
+        with self._lock:
+            self._ahead.add(process)
+            if self._abandoned:
+                process.kill()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._ahead.discard(process)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,23 +198,20 @@ class _Assembled:
     spilled: int
 
 
-def _run(ptxas: Ptxas, text: str, arguments: tuple[str, ...]) -> _Assembled:
+_Known: TypeAlias = Callable[[subprocess.Popen[str]], contextlib.AbstractContextManager[None]]
+
+
+def _run(ptxas: Ptxas, text: str, arguments: tuple[str, ...], known: _Known) -> _Assembled:
+    """``known`` is told of the process while it runs."""
     with tempfile.TemporaryDirectory(prefix="egpu-ptxas-") as folder:
         try:
             Path(folder, "twin.ptx").write_text(text, "utf-8", "surrogateescape")
-            run = subprocess.run(
-                [ptxas.path, "-v", *arguments],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-            if run.returncode == 0:
+            code, output, errors = _finished([ptxas.path, "-v", *arguments], folder, known)
+            if code == 0:
                 return _Assembled(
                     Path(folder, "twin.cubin").read_bytes(),
-                    max((int(number) for number in _USED.findall(run.stderr)), default=0),
-                    sum(int(number) for number in _SPILLED.findall(run.stderr)),
+                    max((int(number) for number in _USED.findall(errors)), default=0),
+                    sum(int(number) for number in _SPILLED.findall(errors)),
                 )
         except subprocess.TimeoutExpired:
             raise UnsupportedError(
@@ -184,6 +219,20 @@ def _run(ptxas: Ptxas, text: str, arguments: tuple[str, ...]) -> _Assembled:
             ) from None
         except OSError as error:
             raise UnsupportedError(f"assembling the twin ({error.strerror or error})") from error
-    message = (run.stderr or run.stdout).strip().splitlines() or [f"exit code {run.returncode}"]
+    message = (errors or output).strip().splitlines() or [f"exit code {code}"]
     first = next((line for line in message if "error" in line or "fatal" in line), message[0])
     raise UnsupportedError(f"this kernel (ptxas refuses the twin: {first.strip()})")
+
+
+def _finished(command: list[str], folder: str, known: _Known) -> tuple[int, str, str]:
+    """Exit code and what a process said; as ``subprocess.run``, which tells nobody of it."""
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            with known(process):
+                output, errors = process.communicate(timeout=_TIMEOUT_S)
+        except BaseException:
+            process.kill()
+            raise
+        return process.returncode, output, errors

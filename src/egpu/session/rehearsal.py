@@ -55,7 +55,8 @@ class Rehearsals:
         where it cannot be assembled."""
         if arch not in SPLICED_ARCHS or not self._assembler.stable:
             return None
-        return self._assembler.machine_code(_KERNEL.format(arch=arch), f"sm_{arch}")
+        with self._assembler.ahead():
+            return self._assembler.machine_code(_KERNEL.format(arch=arch), f"sm_{arch}")
 
     def splice(
         self, arch: int, cubin: bytes, codes: Sequence[DeviceCode], layout: ArenaLayout
@@ -64,10 +65,11 @@ class Rehearsals:
         key = _key(arch, codes, layout)
         done = self._under_way[key] = threading.Event()
         try:
-            splice_sass(cubin, "rehearsal", codes, layout, self._assembler.machine_code)
+            with self._assembler.ahead():
+                splice_sass(cubin, "rehearsal", codes, layout, self._assembler.machine_code)
         finally:
-            del self._under_way[key]
             done.set()
+            self._under_way.pop(key, None)
 
     def wait(self, arch: int, codes: Sequence[DeviceCode], layout: ArenaLayout) -> None:
         """Until these probes are not being rehearsed: to do the same beside it helps nobody."""

@@ -302,6 +302,7 @@ class Session:
         if self._options.stacks:
             features |= Feature.STACKS
         self._server = workload.open(self._broker, features, self._cleanup)
+        self._cleanup.callback(self._broker.builder.abandon)  # before the server is closed
         self._stacks = LaunchStacks(
             self._server.launch_stacks, self._server.stacks, asked=Feature.STACKS in features
         )

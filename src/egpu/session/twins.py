@@ -129,6 +129,11 @@ class TwinBuilder:
                 layout, _ = self._layout(device)
             splice(codes, layout)
 
+    def abandon(self) -> None:
+        """End what is done for no kernel: the session ends."""
+        if self._assembler is not None:
+            self._assembler.abandon()
+
     def wants_images(self) -> bool:
         """Whether images are worth opening before a kernel of them is asked for: every kernel gets
         a probe."""

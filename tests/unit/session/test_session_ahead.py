@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from egpu.errors import AgentError
 from egpu.maps import plan
 from egpu.maps.layout import LAYOUT_VERSION
 from egpu.session import images, rehearsal
-from egpu.session.assemble import Assembler, find_ptxas
+from egpu.session.assemble import Assembler, Ptxas, find_ptxas
 from egpu.session.attached import ProbeSet
 from egpu.session.cache import TwinCache
 from egpu.session.images import OpenedImages
@@ -65,11 +66,11 @@ def programs(glob="*"):
     return read, found
 
 
-def builder(*, glob="*", only="", cache=None, machine_code=True, probes=None):
+def builder(*, glob="*", only="", cache=None, machine_code=True, probes=None, assembler=None):
     read, found = programs(glob)
     return TwinBuilder(
         probes or ProbeSet(found, only=only),
-        Assembler(find_ptxas()),
+        assembler or Assembler(find_ptxas()),
         cache,
         lambda device: plan(read.maps, device.sm_count),
         allow_occupancy_loss=False,
@@ -447,4 +448,32 @@ def test_a_rehearsal_that_fails_says_nothing(monkeypatch):
     made = builder()
     monkeypatch.setattr(rehearsal, "_KERNEL", "nonsense for {arch}")
     made.rehearse(DEVICE)
+    assert isinstance(made.resolve(seen(Source("zstd.fatbin"))), Twin)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_session_that_ends_does_not_wait_for_a_rehearsal(tmp_path, before):
+    """ptxas may hang; what a kernel has asked for is finished, what nobody has is not."""
+    hanging, started = tmp_path / "ptxas", tmp_path / "started"
+    hanging.write_text(f"#!/bin/sh\ntouch {started}\nexec sleep 1000\n")
+    hanging.chmod(0o755)
+    made = builder(assembler=Assembler(Ptxas(str(hanging), "one that hangs")))
+    if before:
+        made.abandon()
+    thread = threading.Thread(target=made.rehearse, args=(DEVICE,))
+    thread.start()
+    if not before:
+        end = time.monotonic() + PATIENCE
+        while not started.exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        made.abandon()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+@needs_ptxas
+def test_what_a_kernel_asked_for_is_assembled_although_the_session_ends():
+    made = builder()
+    made.abandon()
     assert isinstance(made.resolve(seen(Source("zstd.fatbin"))), Twin)
