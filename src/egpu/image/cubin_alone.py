@@ -17,16 +17,15 @@ from egpu.errors import InputError
 from egpu.image.cubin import (
     SECTION,
     SEGMENT,
-    SHT_NOBITS,
     SHT_SYMTAB,
     Cubin,
     Section,
     header_of,
 )
 from egpu.image.cubin_contents import Contents
-from egpu.image.cubin_edit import CubinParts, Part, Segment, symbols_of
+from egpu.image.cubin_edit import CubinParts, Part, Segment, part_of, symbols_of
 from egpu.image.cubin_native import NativeCubin
-from egpu.image.cubin_tables import Rows, name_of
+from egpu.image.cubin_tables import Rows
 
 
 def alone(contents: Contents, kernel: str) -> CubinParts:
@@ -69,26 +68,7 @@ def _taken_apart(image: bytes, whole: Cubin) -> CubinParts:
     rows = list(SECTION.iter_unpack(image[begin:end]))
     _, _, _, _, begin, size, *_ = rows[header["shstrndx"]]
     names = image[begin : begin + size]
-    parts: list[Part] = []
-    for name_at, kind, flags, address, offset, size, link, info, align, entsize in rows:
-        stored = image[offset : offset + size] if kind != SHT_NOBITS else b""
-        parts.append(
-            Part(
-                name_of(names, name_at),
-                name_at,
-                kind,
-                flags,
-                address,
-                offset,
-                size,
-                link,
-                info,
-                align,
-                entsize,
-                stored,
-                len(stored),
-            )
-        )
+    parts = [part_of(row, names, image) for row in rows]
     begin, end = header["phoff"], header["phoff"] + header["phnum"] * SEGMENT.size
     segments = tuple(map(Segment._make, SEGMENT.iter_unpack(image[begin:end])))
     table = next(each for each in parts if each.type == SHT_SYMTAB)

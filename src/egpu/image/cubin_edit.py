@@ -33,6 +33,7 @@ from egpu.image.cubin import (
     symbol_table_of,
 )
 from egpu.image.cubin_tables import NamedRows, Table, first_called, letters_at, name_of, unnamed
+from egpu.image.model import Buffer
 
 SHT_NULL, SHT_STRTAB, SHT_RELA, SHT_REL = 0, 3, 4, 9
 PT_PHDR = 6
@@ -143,6 +144,27 @@ class CubinParts:
         return replace(self, parts=tuple(parts), symbols=None if named else self.symbols)
 
 
+def part_of(row: tuple[int, ...], names: bytes, data: Buffer) -> Part:
+    """The section that a row of the section table is about."""
+    name_at, kind, flags, address, offset, size, link, info, align, entsize = row
+    stored = bytes(data[offset : offset + size]) if kind != SHT_NOBITS else b""
+    return Part(
+        name_of(names, name_at),
+        name_at,
+        kind,
+        flags,
+        address,
+        offset,
+        size,
+        link,
+        info,
+        align,
+        entsize,
+        stored,
+        len(stored),
+    )
+
+
 def take_apart(cubin: Cubin) -> CubinParts:
     """The parts of an opened cubin; InputError for layouts that no assembler writes."""
     data = cubin.data
@@ -159,23 +181,7 @@ def take_apart(cubin: Cubin) -> CubinParts:
 
     def part(at: int) -> Part:
         row = SECTION.unpack_from(data, header["shoff"] + at * SECTION.size)
-        name_at, kind, flags, address, offset, size, link, info, align, entsize = row
-        stored = bytes(data[offset : offset + size]) if kind != SHT_NOBITS else b""
-        return Part(
-            name_of(names, name_at),
-            name_at,
-            kind,
-            flags,
-            address,
-            offset,
-            size,
-            link,
-            info,
-            align,
-            entsize,
-            stored,
-            len(stored),
-        )
+        return part_of(row, names, data)
 
     segments = tuple(
         Segment(*SEGMENT.unpack_from(data, header["phoff"] + at * SEGMENT.size))
