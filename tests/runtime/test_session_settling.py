@@ -1,5 +1,7 @@
 """What a session does behind its answers is done when it says what became of it, and at its end."""
 
+import threading
+
 from test_runtime_cli import ROOT, pytestmark, workload
 
 from egpu.session import Options, run
@@ -42,3 +44,20 @@ def test_the_end_of_a_session_waits_until_twins_are_kept(monkeypatch):
         assert settled == []
     assert len(settled) == 1
     assert len(settled[0]) == 5  # all kernels had been asked for by then
+
+
+def test_the_end_of_a_session_ends_what_is_done_ahead(monkeypatch):
+    """It would wait for it otherwise: for a ptxas that hangs, its two minutes."""
+    begun, abandoned, ended = threading.Event(), threading.Event(), []
+
+    def hanging(builder, device):
+        begun.set()
+        ended.append(abandoned.wait(10))
+
+    monkeypatch.setattr(TwinBuilder, "rehearse", hanging)
+    monkeypatch.setattr(TwinBuilder, "abandon", lambda builder: abandoned.set())
+    with session() as running:
+        assert running.wait() == 0
+        assert begun.wait(100)
+        assert ended == []
+    assert ended == [True]
