@@ -240,6 +240,8 @@ int egpu_wire_connect(const char *path);
 int egpu_wire_hello(void);
 int egpu_wire_send(uint32_t kind, uint32_t request, const void *fixed, size_t fixed_size,
                    const char *const *texts, const size_t *sizes, size_t count, int file);
+void egpu_wire_try(uint32_t kind, const void *fixed, size_t fixed_size, const char *const *texts,
+                   const size_t *sizes, size_t count);
 int egpu_wire_receive(unsigned char *packet, size_t *size, int *files, int wait_ms);
 void egpu_wire_close(void);
 int egpu_wire_descriptor(void);

@@ -50,7 +50,7 @@ static void tell(const struct module *module, const struct device *d)
         .ordinal = d->ordinal, .major = d->major, .minor = d->minor, .sm_count = d->sm_count,
         .path_size = (uint32_t)sizes[0], .name_size = (uint32_t)sizes[1],
     };
-    egpu_wire_send(EGPU_LOADING, 0, &message, sizeof message, texts, sizes, 2, -1);
+    egpu_wire_try(EGPU_LOADING, &message, sizeof message, texts, sizes, 2);
 }
 
 static struct module *ahead(const void *image)
@@ -93,7 +93,7 @@ void egpu_ahead_refused(struct module *module)
     struct quiet quiet = egpu_quiet();
     struct egpu_image_gone message = {module->image};
     if (egpu_mine())
-        egpu_wire_send(EGPU_IMAGE_GONE, 0, &message, sizeof message, NULL, NULL, 0, -1);
+        egpu_wire_try(EGPU_IMAGE_GONE, &message, sizeof message, NULL, NULL, 0);
     free(module->path);
     free(module);
     egpu_loud(quiet);

@@ -144,8 +144,10 @@ static void unloading(void *handle)
         egpu_snapshot_request(0);
         egpu_drop_module(module);
         struct egpu_image_gone message = {module->image};
-        if ((module->source == EGPU_SOURCE_SENT || module->told) && egpu_mine())
+        if (module->source == EGPU_SOURCE_SENT && egpu_mine()) /* the session keeps its bytes */
             egpu_wire_send(EGPU_IMAGE_GONE, 0, &message, sizeof message, NULL, NULL, 0, -1);
+        else if (module->told && egpu_mine())
+            egpu_wire_try(EGPU_IMAGE_GONE, &message, sizeof message, NULL, NULL, 0);
         pthread_mutex_lock(&modules_lock);
         for (struct module **at = &modules; *at != NULL;) {
             if (*at == module || (*at)->of == module)

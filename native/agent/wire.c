@@ -84,9 +84,9 @@ void egpu_wire_close(void)
         shutdown(fd, SHUT_RDWR); /* the number stays taken: another thread may be using it */
 }
 
-/* What the session can do without is not sent where that would take time. */
-int egpu_wire_send(uint32_t kind, uint32_t request, const void *fixed, size_t fixed_size,
-                   const char *const *texts, const size_t *sizes, size_t count, int file)
+static int send_packet(uint32_t kind, uint32_t request, const void *fixed, size_t fixed_size,
+                       const char *const *texts, const size_t *sizes, size_t count, int file,
+                       int flags)
 {
     struct egpu_header header = {EGPU_WIRE_MAGIC, EGPU_WIRE_VERSION, (uint16_t)kind, 0, request};
     struct iovec parts[2 + MAX_TEXTS] = {{&header, sizeof header}, {(void *)fixed, fixed_size}};
@@ -113,9 +113,23 @@ int egpu_wire_send(uint32_t kind, uint32_t request, const void *fixed, size_t fi
     }
     ssize_t sent;
     do
-        sent = sendmsg(fd, &message, MSG_NOSIGNAL | (kind == EGPU_LOADING ? MSG_DONTWAIT : 0));
+        sent = sendmsg(fd, &message, MSG_NOSIGNAL | flags);
     while (sent < 0 && errno == EINTR);
     return sent == (ssize_t)total ? 0 : -1;
+}
+
+int egpu_wire_send(uint32_t kind, uint32_t request, const void *fixed, size_t fixed_size,
+                   const char *const *texts, const size_t *sizes, size_t count, int file)
+{
+    return send_packet(kind, request, fixed, fixed_size, texts, sizes, count, file, 0);
+}
+
+/* What the session can do without: it is lost where sending it would take time, as to a session that
+ * is stopped. */
+void egpu_wire_try(uint32_t kind, const void *fixed, size_t fixed_size, const char *const *texts,
+                   const size_t *sizes, size_t count)
+{
+    send_packet(kind, 0, fixed, fixed_size, texts, sizes, count, -1, MSG_DONTWAIT);
 }
 
 static void take_files(struct msghdr *message, int *files)

@@ -151,6 +151,17 @@ static void images(int number)
     several(number);
 }
 
+/* An image that is loaded and unloaded so often. */
+static void reload_many(int number)
+{
+    CUmodule other;
+    begin("plain");
+    for (int i = 0; i < number; i++) {
+        CHECK(TYPED(cuModuleLoadData)(&other, &packed_image));
+        CHECK(TYPED(cuModuleUnload)(other));
+    }
+}
+
 /* A launch, and an image that is loaded and unloaded, until there is no more. */
 static void reload_late(int number)
 {
@@ -430,6 +441,7 @@ static const struct {
               {"tight", tight},       {"threads", threads},   {"reload", reload},
               {"contexts", contexts}, {"primary", primary},   {"forked", forked},
               {"images", images},     {"reload_late", reload_late}, {"early_fork", early_fork},
+              {"reload_many", reload_many},
               {"leave", leave},       {"closing", closing}};
 
 int main(int argc, char **argv)

@@ -190,6 +190,28 @@ def test_images_in_memory_are_told_of_when_they_are_sent(bench, broker, devices)
         assert told == []
 
 
+def test_a_session_that_does_not_read_keeps_nobody_waiting(bench, broker):
+    """For room on the wire: what it is told of images in files it can do without."""
+    broker.ahead = True
+    asked, go = threading.Event(), threading.Event()
+
+    def stopped(pid, connection, module):  # on the server's thread
+        asked.set()
+        assert go.wait(PATIENCE)
+
+    broker.image_gone = stopped
+    with bench.server(broker) as server:
+        process = bench.start(server.socket_path, "reload_many", 3000)
+        try:
+            assert asked.wait(PATIENCE)
+            result = bench.finish(process)
+        finally:
+            go.set()
+        assert server.drain(PATIENCE)
+        assert (result.returncode, result.complaints, server.problems) == (0, [], [])
+    assert 0 < len(broker.loading) < 3000
+
+
 def test_images_are_not_told_where_nobody_asked(bench, request):
     broker = broker_of(request)
     with bench.server(broker) as server:
